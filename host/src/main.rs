@@ -1,0 +1,3 @@
+//! The compute host.
+
+fn main() {}

@@ -1,0 +1,8 @@
+//! What a turnhost and its supervisor must agree on.
+//!
+//! No I/O loop, no thread, and nothing that only one of the two needs.
+
+pub mod json;
+pub mod limits;
+pub mod line;
+pub mod route;

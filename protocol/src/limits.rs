@@ -1,0 +1,131 @@
+//! Every bound of the system, named, with its unit and its reason.
+//!
+//! A bound that two processes must agree on, or that is related to another one, stands here; the
+//! relations are checked when the crate is compiled.
+
+/// Longest line without its line end, in bytes: SPEC §2 (`--max-frame-bytes`).
+pub const MAX_FRAME_BYTES: usize = 32 * MIB;
+
+/// Smallest value that `--max-frame-bytes` takes: room for a hello and for a terminal frame.
+pub const MIN_MAX_FRAME_BYTES: usize = KIB;
+
+/// Largest value that `--max-frame-bytes` takes, so that a few lines still fit in memory.
+pub const MAX_MAX_FRAME_BYTES: usize = GIB;
+
+/// How much of a broken line is looked at for its `type`, `sid` and `request_id`: SPEC §2.
+pub const LOOK_BYTES: usize = 64 * KIB;
+
+/// Longest `request_id`, in bytes of JSON. An answer gives it back whole, so it has to fit into a
+/// frame beside everything else; the effective bound is the smaller of this and a quarter of
+/// `--max-frame-bytes`.
+pub const MAX_REQUEST_ID_BYTES: usize = MIB;
+
+/// Longest text of a foreign name (a frame type, a route) that an error message repeats, in bytes.
+pub const MAX_QUOTED_BYTES: usize = KIB;
+
+/// Size that a line buffer starts with and returns to after a long line, in bytes.
+pub const LINE_BUFFER_BYTES: usize = 64 * KIB;
+
+/// Unread output at which the host stops reading its input, in bytes: SPEC §2.
+pub const UNREAD_OUTPUT_BYTES: usize = 64 * MIB;
+
+/// Encoded output of one session at which its deltas are joined instead of framed, in bytes.
+/// Some thousand small deltas: a parent that reads at all never sees a joined one.
+pub const SESSION_OUTPUT_BYTES: usize = 256 * KIB;
+
+/// Joined text at which the turn that streams it waits for the parent, in bytes.
+pub const JOINED_TEXT_BYTES: usize = 64 * KIB;
+
+/// Output that is handed to the system in one write, in bytes. Small enough that a reply which
+/// arrives meanwhile goes out within milliseconds, large enough for full speed on a pipe.
+pub const WRITE_BYTES: usize = 32 * KIB;
+
+/// Longest text of one delta, in bytes; longer ones are sent as several.
+pub const MAX_DELTA_BYTES: usize = 256 * KIB;
+
+/// Text of one turn that is kept for its `message.complete` and the history, in bytes. A turn may
+/// stream more; the rest is not repeated there, which `message.complete` says.
+pub const MAX_TURN_TEXT_BYTES: usize = 16 * MIB;
+
+/// Turns that wait for a worker: SPEC §5 (`--max-queued-turns`).
+pub const MAX_QUEUED_TURNS: usize = 256;
+
+/// Turns that compute at once when nothing else is said: SPEC §5.
+pub const WORKERS: usize = 8;
+
+/// Fewest workers: one stuck turn must leave another one: SPEC §5.
+pub const MIN_WORKERS: usize = 2;
+
+/// Most workers: each may hold a stack and a session's output.
+pub const MAX_WORKERS: usize = 1024;
+
+/// Turns that may hold a thread without a place: those that wait for a person. 2,048 stacks of
+/// 2 MiB address space, a few dozen KiB of memory each.
+pub const MAX_WAITING_TURNS: usize = 2048;
+
+/// Turns that were given up as stuck and whose place is filled again. Beyond it the places stay
+/// lost: a host with so many stuck threads should end, not grow.
+pub const MAX_ABANDONED_TURNS: usize = 64;
+
+/// Sessions in memory: SPEC §5.8.
+pub const MAX_LIVE_SESSIONS: usize = 1024;
+
+/// Seconds between heartbeats when nothing else is said: SPEC §4.
+pub const HEARTBEAT_SECS: u64 = 15;
+
+/// Most seconds between heartbeats: one day.
+pub const MAX_HEARTBEAT_SECS: u64 = 86_400;
+
+/// A log file is rotated at this size, in bytes: SPEC §2.
+pub const LOG_FILE_BYTES: u64 = 10 * MIB as u64;
+
+/// Rotated log files that are kept: SPEC §2.
+pub const LOG_FILES: usize = 5;
+
+/// Wait of a `shutdown` frame without `wait_ms`, in milliseconds: SPEC §3.
+pub const SHUTDOWN_WAIT_MS: u64 = 2_000;
+
+/// Longest wait that a `shutdown` frame may ask for, in milliseconds: SPEC §3.
+pub const MAX_SHUTDOWN_WAIT_MS: u64 = 60_000;
+
+/// Drain budget after SIGTERM, SIGINT or the death of the parent, in milliseconds: SPEC §8.
+pub const SIGNAL_WAIT_MS: u64 = 10_000;
+
+/// Drain budget after the end of input, in milliseconds: SPEC §8.
+pub const STDIN_CLOSED_WAIT_MS: u64 = 2_000;
+
+/// Part of a drain that is kept for finalizing, in milliseconds, never more than half: SPEC §8.
+pub const DRAIN_RESERVE_MS: u64 = 1_000;
+
+/// How long `session.close` waits for the terminal frame of a live turn, in milliseconds: SPEC §3.
+pub const SESSION_CLOSE_WAIT_MS: u64 = 5_000;
+
+/// Milliseconds after which a refused turn may be tried again (`retry_after_ms`): about one short
+/// turn, so that a client that obeys finds a free place without polling.
+pub const CAPACITY_RETRY_MS: u64 = 1_000;
+
+/// Code of a `turn.error` with reason `capacity`: SPEC §4.
+pub const CAPACITY_CODE: i64 = 5019;
+
+/// The version that `hello` names: SPEC §4.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+const GIB: usize = 1024 * MIB;
+
+const _: () = {
+    assert!(MIN_MAX_FRAME_BYTES <= MAX_FRAME_BYTES && MAX_FRAME_BYTES <= MAX_MAX_FRAME_BYTES);
+    assert!(
+        LOOK_BYTES <= LINE_BUFFER_BYTES,
+        "a head is kept in the buffer it was read into"
+    );
+    // JSON escaping makes a control character six bytes long.
+    assert!(6 * MAX_DELTA_BYTES < MAX_FRAME_BYTES);
+    assert!(MAX_REQUEST_ID_BYTES * 4 <= MAX_FRAME_BYTES);
+    assert!(MAX_TURN_TEXT_BYTES < MAX_FRAME_BYTES);
+    // Input stops at UNREAD_OUTPUT_BYTES; what the workers then still add has to be little.
+    assert!(WORKERS * (SESSION_OUTPUT_BYTES + 6 * JOINED_TEXT_BYTES) < UNREAD_OUTPUT_BYTES);
+    assert!(MIN_WORKERS <= WORKERS && WORKERS <= MAX_WORKERS);
+    assert!(SHUTDOWN_WAIT_MS <= MAX_SHUTDOWN_WAIT_MS);
+};

@@ -1,0 +1,3 @@
+//! The supervisor.
+
+fn main() {}

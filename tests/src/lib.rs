@@ -1,0 +1,1 @@
+//! Drives real turnhost processes over real pipes.
