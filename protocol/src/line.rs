@@ -191,8 +191,7 @@ impl<R: Read> LineReader<R> {
             carriage_return: self.buffer[self.end - 1] == b'\r',
         });
         let head = LOOK_BYTES.min(self.max_bytes);
-        self.buffer
-            .copy_within(self.start..self.start + head, 0);
+        self.buffer.copy_within(self.start..self.start + head, 0);
         (self.start, self.end, self.searched) = (0, head, head);
         self.at_stream_start = false;
         self.buffer.truncate(2 * LINE_BUFFER_BYTES);
