@@ -1,0 +1,3 @@
+//! The supervisor of a turnhost.
+
+pub mod core;
