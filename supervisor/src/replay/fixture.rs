@@ -646,7 +646,7 @@ mod tests {
         check(
             "{\"exit\": \"NOVA\"}",
             expect![
-                "a.jsonl:1: unknown signal NOVA; allowed: TERM, INT, HUP, QUIT, KILL, STOP, CONT, ABRT, SEGV"
+                "a.jsonl:1: unknown signal NOVA; allowed: TERM, INT, HUP, QUIT, KILL, STOP, CONT, ABRT, SEGV, BUS, ILL, FPE, PIPE, USR1, USR2"
             ],
         );
         check(
