@@ -81,6 +81,8 @@ pub(super) enum Piece {
 pub(super) struct Expected {
     pub(super) pattern: Pattern,
     pub(super) exact: bool,
+    /// Another frame may stand in its place.
+    pub(super) optional: bool,
 }
 
 /// Neighbouring deltas of one session.
@@ -201,6 +203,7 @@ struct Written<'a> {
     _why: Option<String>,
     within_ms: Option<u64>,
     exact: Option<bool>,
+    optional: Option<bool>,
     lf: Option<bool>,
     #[serde(borrow)]
     script: Option<&'a RawValue>,
@@ -213,6 +216,8 @@ struct Written<'a> {
     in_parts: Option<Vec<WrittenPart>>,
     #[serde(borrow)]
     out: Option<&'a RawValue>,
+    #[serde(borrow)]
+    event: Option<WrittenEvent<'a>>,
     deltas: Option<WrittenDeltas>,
     signal: Option<String>,
     close: Option<WrittenStream>,
@@ -244,6 +249,17 @@ enum WrittenPart {
 struct WrittenRepeat {
     repeat: String,
     count: usize,
+}
+
+/// Short for a frame of type `rpc` with an event of a session.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenEvent<'a> {
+    sid: String,
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(borrow)]
+    payload: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -296,10 +312,13 @@ impl Reader {
     /// The one verb of a line; `None` for `host`.
     fn verb(&mut self, written: Written<'_>, first: bool) -> Result<Option<Verb>, String> {
         let mut verbs = Vec::new();
-        let (waits, compares, sends) = (
-            written.out.is_some() || written.deltas.is_some() || written.exit.is_some(),
-            written.out.is_some(),
-            written.in_text.is_some() || written.in_base64.is_some() || written.in_parts.is_some(),
+        let compares = written.out.is_some() || written.event.is_some();
+        let waits = compares || written.deltas.is_some() || written.exit.is_some();
+        let sends =
+            written.in_text.is_some() || written.in_base64.is_some() || written.in_parts.is_some();
+        let (exact, optional) = (
+            written.exact.unwrap_or(false),
+            written.optional.unwrap_or(false),
         );
         if let Some(host) = written.host {
             if !first {
@@ -335,8 +354,12 @@ impl Reader {
             verbs.push(Some(Verb::In(with_line_end(pieces(parts)?, line_end))));
         }
         if let Some(frame) = written.out {
-            let exact = written.exact.unwrap_or(false);
-            verbs.push(Some(Verb::Out(self.expected(frame, exact)?)));
+            let frame = Json::parse(frame.get()).map_err(|error| told(&error))?;
+            verbs.push(Some(Verb::Out(self.expected(frame, exact, optional)?)));
+        }
+        if let Some(event) = written.event {
+            let frame = event.frame().map_err(|error| told(&error))?;
+            verbs.push(Some(Verb::Out(self.expected(frame, exact, optional)?)));
         }
         if let Some(deltas) = written.deltas {
             verbs.push(Some(Verb::Deltas(self::deltas(deltas)?)));
@@ -374,16 +397,25 @@ impl Reader {
         let verb = verbs.pop().filter(|_| count == 1).ok_or_else(|| {
             format!(
                 "a line has one verb, this one has {count}; verbs: host, in, in_text, in_base64, \
-                 in_parts, out, deltas, signal, close, parent_dies, pause_ms, exit, cut, differs"
+                 in_parts, out, event, deltas, signal, close, parent_dies, pause_ms, exit, cut, differs"
             )
         })?;
         let misplaced = [
             (
                 written.within_ms.is_some() && !waits,
                 "within_ms",
-                "out, deltas or exit",
+                "out, event, deltas or exit",
             ),
-            (written.exact.is_some() && !compares, "exact", "out"),
+            (
+                written.exact.is_some() && !compares,
+                "exact",
+                "out or event",
+            ),
+            (
+                written.optional.is_some() && !compares,
+                "optional",
+                "out or event",
+            ),
             (
                 written.lf.is_some() && !sends,
                 "lf",
@@ -396,15 +428,19 @@ impl Reader {
         }
     }
 
-    fn expected(&mut self, frame: &RawValue, exact: bool) -> Result<Expected, String> {
-        let pattern = Pattern::compile(Json::parse(frame.get()).map_err(|error| told(&error))?)?;
+    fn expected(&mut self, frame: Json, exact: bool, optional: bool) -> Result<Expected, String> {
+        let pattern = Pattern::compile(frame)?;
         let kind = pattern
             .text("type")
             .ok_or("out: the frame needs its type, as text")?;
         self.hello |= kind == "hello";
         self.ids
             .extend(pattern.ids().into_iter().map(str::to_owned));
-        Ok(Expected { pattern, exact })
+        Ok(Expected {
+            pattern,
+            exact,
+            optional,
+        })
     }
 
     /// `text` with the places where a value of `<id:NAME>` goes in.
@@ -423,6 +459,35 @@ impl Reader {
         }
         pieces.push(Piece::Bytes(rest.into()));
         Ok(with_line_end(pieces, line_end))
+    }
+}
+
+impl WrittenEvent<'_> {
+    fn frame(self) -> serde_json::Result<Json> {
+        let text = |text: &str| Json::Text(text.to_owned());
+        let object = |fields: Vec<(&str, Json)>| {
+            Json::Object(
+                fields
+                    .into_iter()
+                    .map(|(name, value)| (name.to_owned(), value))
+                    .collect(),
+            )
+        };
+        let sid = Json::Text(self.sid);
+        let mut params = vec![("type", Json::Text(self.kind)), ("session_id", sid.clone())];
+        if let Some(payload) = self.payload {
+            params.push(("payload", Json::parse(payload.get())?));
+        }
+        let message = object(vec![
+            ("jsonrpc", text("2.0")),
+            ("method", text("event")),
+            ("params", object(params)),
+        ]);
+        Ok(object(vec![
+            ("type", text("rpc")),
+            ("sid", sid),
+            ("message", message),
+        ]))
     }
 }
 
@@ -551,6 +616,7 @@ mod tests {
 {"in_text": "{broken", "lf": false}
 {"in_base64": "/w=="}
 {"in_parts": ["{", {"repeat": "x", "count": 3}]}
+{"event": {"sid": "s1", "type": "message.start", "payload": "<absent>"}, "optional": true}
 {"deltas": {"sid": "s1", "text": "a b"}}
 {"deltas": {"sid": "s1", "type": "reasoning.delta", "text": "<any>"}}
 {"signal": "TERM"}
@@ -568,7 +634,7 @@ mod tests {
             .iter()
             .map(|line| {
                 let verb = match &line.verb {
-                    Verb::Out(expected) => format!("out, exact {}", expected.exact),
+                    Verb::Out(expected) => format!("{expected:?}"),
                     Verb::In(pieces) => format!("in {pieces:?}"),
                     verb => format!("{verb:?}"),
                 };
@@ -576,20 +642,21 @@ mod tests {
             })
             .collect();
         expect![[r#"
-            2 5ms out, exact true
+            2 5ms Expected { pattern: Object([("type", Exactly(Text("hello"))), ("host_pid", Of(Pid))]), exact: true, optional: false }
             3 30s in [Bytes([123, 34, 116, 121, 112, 101, 34, 58, 32, 34, 120, 34, 44, 32, 32, 34, 110, 34, 58, 32, 49, 101, 51, 125]), Bytes([10])]
             5 30s in [Bytes([123, 98, 114, 111, 107, 101, 110])]
             6 30s in [Bytes([255]), Bytes([10])]
             7 30s in [Bytes([123]), Repeat("x", 3), Bytes([10])]
-            8 30s Deltas(Deltas { sid: "s1", kind: "message.delta", text: Some("a b") })
-            9 30s Deltas(Deltas { sid: "s1", kind: "reasoning.delta", text: None })
-            10 30s Signal("Signal::TERM")
-            11 30s CloseStdin
-            12 30s ParentDies
-            13 30s Pause(7ms)
-            14 30s Differs("words")
-            15 30s Exit(Signal(9))
-            16 30s Cut
+            8 30s Expected { pattern: Object([("type", Exactly(Text("rpc"))), ("sid", Exactly(Text("s1"))), ("message", Object([("jsonrpc", Exactly(Text("2.0"))), ("method", Exactly(Text("event"))), ("params", Object([("type", Exactly(Text("message.start"))), ("session_id", Exactly(Text("s1"))), ("payload", Absent)]))]))]), exact: false, optional: true }
+            9 30s Deltas(Deltas { sid: "s1", kind: "message.delta", text: Some("a b") })
+            10 30s Deltas(Deltas { sid: "s1", kind: "reasoning.delta", text: None })
+            11 30s Signal("Signal::TERM")
+            12 30s CloseStdin
+            13 30s ParentDies
+            14 30s Pause(7ms)
+            15 30s Differs("words")
+            16 30s Exit(Signal(9))
+            17 30s Cut
         "#]]
         .assert_eq(&verbs.concat());
         assert_eq!(fixture.host.args, ["--workers", "2"]);
@@ -636,7 +703,7 @@ mod tests {
         check(
             "{\"exit\": 0, \"within\": 3}",
             expect![
-                "a.jsonl:1: unknown field `within`, expected one of `why`, `within_ms`, `exact`, `lf`, `script`, `host`, `in`, `in_text`, `in_base64`, `in_parts`, `out`, `deltas`, `signal`, `close`, `parent_dies`, `pause_ms`, `exit`, `cut`, `differs` (column 20)"
+                "a.jsonl:1: unknown field `within`, expected one of `why`, `within_ms`, `exact`, `optional`, `lf`, `script`, `host`, `in`, `in_text`, `in_base64`, `in_parts`, `out`, `event`, `deltas`, `signal`, `close`, `parent_dies`, `pause_ms`, `exit`, `cut`, `differs` (column 20)"
             ],
         );
         check(
@@ -652,13 +719,13 @@ mod tests {
         check(
             "{\"why\": \"nothing\"}",
             expect![
-                "a.jsonl:1: a line has one verb, this one has 0; verbs: host, in, in_text, in_base64, in_parts, out, deltas, signal, close, parent_dies, pause_ms, exit, cut, differs"
+                "a.jsonl:1: a line has one verb, this one has 0; verbs: host, in, in_text, in_base64, in_parts, out, event, deltas, signal, close, parent_dies, pause_ms, exit, cut, differs"
             ],
         );
         check(
             "{\"exit\": 0, \"pause_ms\": 1}",
             expect![
-                "a.jsonl:1: a line has one verb, this one has 2; verbs: host, in, in_text, in_base64, in_parts, out, deltas, signal, close, parent_dies, pause_ms, exit, cut, differs"
+                "a.jsonl:1: a line has one verb, this one has 2; verbs: host, in, in_text, in_base64, in_parts, out, event, deltas, signal, close, parent_dies, pause_ms, exit, cut, differs"
             ],
         );
         check(
@@ -675,11 +742,11 @@ mod tests {
         );
         check(
             "{\"pause_ms\": 1, \"within_ms\": 1}",
-            expect!["a.jsonl:1: within_ms goes only with out, deltas or exit"],
+            expect!["a.jsonl:1: within_ms goes only with out, event, deltas or exit"],
         );
         check(
             "{\"in\": {}, \"exact\": true}",
-            expect!["a.jsonl:1: exact goes only with out"],
+            expect!["a.jsonl:1: exact goes only with out or event"],
         );
         check(
             "{\"in\": {}, \"lf\": false}",
@@ -704,7 +771,7 @@ mod tests {
         check(
             "{\"out\": {\"type\": \"hello\", \"host_pid\": \"<id>\"}}",
             expect![
-                "a.jsonl:1: unknown placeholder <id>; allowed: <any>, <bool>, <hex32>, <ns>, <number>, <path>, <pid>, <seq>, <text>, <absent>, <id:NAME>, <literal TEXT> for a text as it stands, or a text that ends with <any>"
+                "a.jsonl:1: unknown placeholder <id>; allowed: <any>, <bool>, <hex32>, <ns>, <number>, <path>, <pid>, <seq>, <text>, <absent>, <id:NAME>, <literal TEXT> for a text as it stands, or a text with <any> in it"
             ],
         );
         check(

@@ -399,6 +399,7 @@ mod tests {
         Expected {
             pattern,
             exact: false,
+            optional: false,
         }
     }
 

@@ -18,8 +18,8 @@ pub(super) enum Pattern {
     Absent,
     /// Any value of a kind.
     Of(Kind),
-    /// A text that begins so.
-    Prefix(String),
+    /// A text with these parts in their order, anything between them and nothing around them.
+    Parts(Vec<String>),
     /// A text that is named here for the first time, or the one that bears this name.
     Id(String),
     /// This very value; no object or list.
@@ -89,11 +89,11 @@ pub(super) fn is_hex32(text: &str) -> bool {
 const ABSENT: &str = "<absent>";
 const ID: &str = "<id:";
 const LITERAL: &str = "<literal ";
-const REST: &str = "<any>";
+const ANYTHING: &str = "<any>";
 
 /// How `text` is written in a pattern, so that it stands for itself.
 pub(super) fn literal(text: &str) -> String {
-    if text.starts_with('<') || text.ends_with(REST) {
+    if text.starts_with('<') || text.contains(ANYTHING) {
         format!("{LITERAL}{text}>")
     } else {
         text.to_owned()
@@ -155,14 +155,16 @@ impl Pattern {
             }
             return Ok(Self::Id(name.to_owned()));
         }
-        if let Some(prefix) = text.strip_suffix(REST) {
-            return Ok(Self::Prefix(prefix.to_owned()));
+        if text.contains(ANYTHING) {
+            return Ok(Self::Parts(
+                text.split(ANYTHING).map(str::to_owned).collect(),
+            ));
         }
         if text.starts_with('<') && text.ends_with('>') {
             let known: Vec<_> = Kind::ALL.iter().map(|(name, _)| *name).collect();
             return Err(format!(
                 "unknown placeholder {text}; allowed: {}, {ABSENT}, <id:NAME>, <literal TEXT> for a \
-                 text as it stands, or a text that ends with {REST}",
+                 text as it stands, or a text with {ANYTHING} in it",
                 known.join(", ")
             ));
         }
@@ -223,7 +225,7 @@ impl Pattern {
         match self {
             Self::Absent => "no such field".to_owned(),
             Self::Of(kind) => kind.placeholder().to_owned(),
-            Self::Prefix(prefix) => format!("{} and anything after it", quote(prefix)),
+            Self::Parts(parts) => quote(&parts.join(ANYTHING)),
             Self::Id(name) => format!("{ID}{name}>"),
             Self::Exactly(json) => json.to_string(),
             Self::List(items) => format!("a list of {}", items.len()),
@@ -263,7 +265,7 @@ impl Compare<'_> {
             (Pattern::Absent, got) => got.is_none(),
             (_, None) => false,
             (Pattern::Of(kind), Some(value)) => kind.fits(value),
-            (Pattern::Prefix(prefix), Some(Json::Text(text))) => text.starts_with(prefix.as_str()),
+            (Pattern::Parts(parts), Some(Json::Text(text))) => has_parts(text, parts),
             (Pattern::Id(name), Some(Json::Text(text))) => self.id(name, text),
             (Pattern::Exactly(expected), Some(value)) => expected == value,
             (Pattern::List(expected), Some(Json::List(items))) if expected.len() == items.len() => {
@@ -314,6 +316,29 @@ impl Compare<'_> {
             got,
         });
     }
+}
+
+/// Whether `text` consists of `parts`, with anything between them.
+fn has_parts(text: &str, parts: &[String]) -> bool {
+    let Some(((first, last), middle)) = parts.split_first().and_then(|(first, rest)| {
+        rest.split_last()
+            .map(|(last, middle)| ((first, last), middle))
+    }) else {
+        return false;
+    };
+    let Some(text) = text.strip_prefix(first.as_str()) else {
+        return false;
+    };
+    let Some(mut text) = text.strip_suffix(last.as_str()) else {
+        return false;
+    };
+    for part in middle {
+        match text.split_once(part.as_str()) {
+            Some((_, rest)) => text = rest,
+            None => return false,
+        }
+    }
+    true
 }
 
 fn below(path: &str, name: &str) -> String {
@@ -458,9 +483,15 @@ mod tests {
         check("<absent>", &[], &["null", "1"]);
         check(
             "invalid json: <any>",
-            &[r#""invalid json: x""#],
+            &[r#""invalid json: x""#, r#""invalid json: ""#],
             &[r#""invalid""#, "1"],
         );
+        check(
+            "<any>b<any>c",
+            &[r#""bc""#, r#""abxc""#, r#""bbcc""#],
+            &[r#""cb""#, r#""abcx""#, r#""c""#],
+        );
+        check("ab<any>ba", &[r#""abba""#], &[r#""aba""#]);
         check("<literal <any>>", &[r#""<any>""#], &[r#""x""#]);
     }
 
@@ -509,7 +540,7 @@ mod tests {
             r#"{"a":"<nanoseconds>"}"#,
             "{}",
             expect![
-                "unknown placeholder <nanoseconds>; allowed: <any>, <bool>, <hex32>, <ns>, <number>, <path>, <pid>, <seq>, <text>, <absent>, <id:NAME>, <literal TEXT> for a text as it stands, or a text that ends with <any>"
+                "unknown placeholder <nanoseconds>; allowed: <any>, <bool>, <hex32>, <ns>, <number>, <path>, <pid>, <seq>, <text>, <absent>, <id:NAME>, <literal TEXT> for a text as it stands, or a text with <any> in it"
             ],
         );
         check(

@@ -211,12 +211,16 @@ impl Player {
         let deadline = Instant::now() + line.within;
         match &line.verb {
             Verb::In(pieces) => self.send(pieces, deadline),
-            Verb::Out(expected) => self
-                .wait(line, deadline, |inbox| inbox.take(expected))
-                .map_err(|stop| {
+            Verb::Out(expected) => {
+                let take = |inbox: &mut Inbox| match inbox.take(expected) {
+                    Taken::Never(_) if expected.optional => Taken::Yes,
+                    taken => taken,
+                };
+                self.wait(line, deadline, take).map_err(|stop| {
                     let nearest = stop.nearest.or_else(|| self.inbox.nearest(expected));
                     Stop { nearest, ..stop }
-                }),
+                })
+            }
             Verb::Deltas(deltas) => {
                 let mut left = deltas.text.clone();
                 self.wait(line, deadline, |inbox| inbox.take_deltas(deltas, &mut left))

@@ -169,7 +169,10 @@ impl Transcript {
         }
         let partial = event == Some("message.complete") && self.ending.contains(sid);
         let pattern = self.pattern(&frame, "", partial);
-        self.lines.push(format!(r#"{{"out": {pattern}}}"#));
+        self.lines.push(match short(&pattern) {
+            Some(event) => format!(r#"{{"event": {event}}}"#),
+            None => format!(r#"{{"out": {pattern}}}"#),
+        });
     }
 
     /// A signal that was sent to the host.
@@ -296,6 +299,26 @@ impl Transcript {
     }
 }
 
+/// An event of a session in its short form; `None` for a frame that has more to say.
+fn short(frame: &Json) -> Option<Json> {
+    let has_only = |json: &Json, names: &[&str]| {
+        matches!(json, Json::Object(fields)
+            if fields.iter().all(|(name, _)| names.contains(&name.as_str())))
+    };
+    let (sid, message) = (frame.get("sid")?, frame.get("message")?);
+    let params = message.get("params")?;
+    let short = has_only(frame, &["type", "sid", "message"])
+        && has_only(message, &["jsonrpc", "method", "params"])
+        && has_only(params, &["type", "session_id", "payload"])
+        && message.text_at(&["jsonrpc"]) == Some("2.0")
+        && message.text_at(&["method"]) == Some("event")
+        && params.get("session_id") == Some(sid);
+    let mut fields = vec![("sid", sid), ("type", params.get("type")?)];
+    fields.extend(params.get("payload").map(|payload| ("payload", payload)));
+    let owned = |(name, value): (&str, &Json)| (name.to_owned(), value.clone());
+    short.then(|| Json::Object(fields.into_iter().map(owned).collect()))
+}
+
 #[cfg(test)]
 mod tests {
     use expect_test::{Expect, expect};
@@ -331,7 +354,7 @@ mod tests {
             <{"type":"rpc","host_ns":7,"sid":"s1","message":{"method":"event","params":{"type":"message.delta","seq":1,"payload":{"text":"a "}}}}
             <{"type":"hb","host_ns":7,"active_turns":1}
             <{"type":"rpc","host_ns":8,"sid":"s1","message":{"method":"event","params":{"type":"message.delta","seq":2,"payload":{"text":"<any>"}}}}
-            <{"type":"rpc","host_ns":9,"sid":"s1","message":{"method":"event","params":{"type":"message.complete","seq":3,"payload":{"text":"a <any>","usage":{"input":1}}}}}
+            <{"type":"rpc","host_ns":9,"sid":"s1","message":{"jsonrpc":"2.0","method":"event","params":{"type":"message.complete","session_id":"s1","seq":3,"payload":{"text":"a <any>","usage":{"input":1}}}}}
             <{"type":"turn.end","sid":"s1","request_id":"r1","ended_ns":9,"history_version":1,"session_info":{"cwd":"/h/x","log":"/h/log"},"host_ns":9}
             "#,
             expect![[r#"
@@ -340,7 +363,7 @@ mod tests {
                 {"out": {"type":"turn.accepted","sid":"s1","request_id":"r1","queued_turns":"<number>"}}
                 {"out": {"type":"turn.started","sid":"s1","request_id":"r1","started_ns":"<ns>"}}
                 {"deltas": {"sid": "s1", "type": "message.delta", "text": "<literal a <any>>"}}
-                {"out": {"type":"rpc","sid":"s1","message":{"method":"event","params":{"type":"message.complete","payload":{"text":"<literal a <any>>","usage":"<any>"}}}}}
+                {"event": {"sid":"s1","type":"message.complete","payload":{"text":"<literal a <any>>","usage":"<any>"}}}
                 {"out": {"type":"turn.end","sid":"s1","request_id":"r1","ended_ns":"<ns>","history_version":1,"session_info":{"cwd":"<path>","log":"<path>"}}}
                 {"exit": 0}
             "#]],
