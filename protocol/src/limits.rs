@@ -15,10 +15,30 @@ pub const MAX_MAX_FRAME_BYTES: usize = GIB;
 /// How much of a broken line is looked at for its `type`, `sid` and `request_id`: SPEC §2.
 pub const LOOK_BYTES: usize = 64 * KIB;
 
-/// Longest `request_id`, in bytes of JSON. An answer gives it back whole, so it has to fit into a
-/// frame beside everything else; the effective bound is the smaller of this and a quarter of
-/// `--max-frame-bytes`.
-pub const MAX_REQUEST_ID_BYTES: usize = MIB;
+/// Longest `request_id`, in bytes of JSON, where frames may have `max_frame_bytes`. An answer gives
+/// it back whole, so it has to fit into a frame beside everything else.
+#[must_use]
+pub const fn max_request_id_bytes(max_frame_bytes: usize) -> usize {
+    if max_frame_bytes / 4 < MIB {
+        max_frame_bytes / 4
+    } else {
+        MIB
+    }
+}
+
+/// Longest `sid`, `session_key` and the like, in bytes, where frames may have `max_frame_bytes`:
+/// 4 KiB, less for very short frames, never less than 64. Each frame of a session repeats them.
+#[must_use]
+pub const fn max_name_bytes(max_frame_bytes: usize) -> usize {
+    let part = max_frame_bytes / 32;
+    if part < 64 {
+        64
+    } else if part < 4 * KIB {
+        part
+    } else {
+        4 * KIB
+    }
+}
 
 /// Longest text of a foreign name (a frame type, a route) that an error message repeats, in bytes.
 pub const MAX_QUOTED_BYTES: usize = KIB;
@@ -122,7 +142,6 @@ const _: () = {
     );
     // JSON escaping makes a control character six bytes long.
     assert!(6 * MAX_DELTA_BYTES < MAX_FRAME_BYTES);
-    assert!(MAX_REQUEST_ID_BYTES * 4 <= MAX_FRAME_BYTES);
     assert!(MAX_TURN_TEXT_BYTES < MAX_FRAME_BYTES);
     // Input stops at UNREAD_OUTPUT_BYTES; what the workers then still add has to be little.
     assert!(WORKERS * (SESSION_OUTPUT_BYTES + 6 * JOINED_TEXT_BYTES) < UNREAD_OUTPUT_BYTES);
