@@ -2,6 +2,7 @@
 //!
 //! The hosts here are a few words of shell; the real one plays the fixtures in the package
 //! `turnhost-tests`.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::fs;
 use std::io::{Read, Write};
