@@ -169,6 +169,10 @@ pub const RESPAWN_WINDOW_MS: u64 = 300_000;
 /// After so long a life a host's restarts are forgotten, in milliseconds: SPEC §9.
 pub const STABLE_MS: u64 = 60_000;
 
+/// How long a host that closed its input or output may take to end, in milliseconds: a process
+/// that exits closes them a moment before.
+pub const PIPE_CLOSED_WAIT_MS: u64 = 1_000;
+
 /// Wait between SIGTERM and SIGKILL outside of a drain, in milliseconds: SPEC §9.
 pub const TERMINATE_WAIT_MS: u64 = 10_000;
 

@@ -95,6 +95,8 @@ pub enum Event<'a> {
         /// The length of the whole.
         bytes: u64,
     },
+    /// The host closed its input or its output.
+    HostPipeClosed,
     /// The record of the host was written, or could not be.
     Registered(Result<(), String>),
     /// The host ended, and each whole line of it was handed over.
@@ -275,6 +277,8 @@ pub struct Core {
     trouble: String,
     /// Bytes for the present host.
     sent: u64,
+    /// The present host closed a pipe; until then it may end by itself.
+    pipe_closed_until: Option<Nanos>,
     pending: Pending,
     questions: Questions,
     kept: VecDeque<Kept>,
@@ -294,6 +298,7 @@ impl Core {
             had_host: false,
             trouble: String::new(),
             sent: 0,
+            pipe_closed_until: None,
             pending: Pending::default(),
             questions: Questions::default(),
             kept: VecDeque::new(),
@@ -319,6 +324,9 @@ impl Core {
             Event::HostLineTooLong { head, bytes } => {
                 self.host_line_too_long(head, bytes, now, actions);
             }
+            Event::HostPipeClosed => {
+                self.pipe_closed_until = Some(now + from_ms(limits::PIPE_CLOSED_WAIT_MS));
+            }
             Event::Registered(result) => self.registered(result, now, actions),
             Event::HostExited { exit, written } => self.host_exited(exit, written, now, actions),
             Event::SessionLeft(left) => self.session_left(left, now, actions),
@@ -342,7 +350,8 @@ impl Core {
             Some(Drain::Until(at)) if self.host_runs() => Some(at),
             _ => None,
         };
-        of_phase.into_iter().chain(of_drain).min()
+        let of_pipe = self.pipe_closed_until.filter(|_| self.is_watched());
+        of_phase.into_iter().chain(of_drain).chain(of_pipe).min()
     }
 
     /// What there is to say of it.
@@ -386,6 +395,15 @@ impl Core {
         )
     }
 
+    /// Whether a host that goes wrong is ended for it; one that is ending has its own deadline.
+    fn is_watched(&self) -> bool {
+        self.drain.is_none()
+            && matches!(
+                self.phase,
+                Phase::Starting { .. } | Phase::Registering | Phase::Ready { .. }
+            )
+    }
+
     fn time_passed(&mut self, look: Option<HostLook>, now: Nanos, actions: &mut Vec<Action>) {
         if let Some(Drain::Until(at)) = self.drain
             && at <= now
@@ -396,6 +414,10 @@ impl Core {
                 actions.push(Action::Log(Level::Warning, message.to_owned()));
                 actions.push(Action::SignalHost(Signal::Kill));
             }
+        }
+        if self.is_watched() && self.pipe_closed_until.is_some_and(|at| at <= now) {
+            let message = "the host closed its input or output, but did not end".to_owned();
+            return self.fail(message, now, actions);
         }
         match &mut self.phase {
             Phase::Waiting { at } if *at <= now => self.spawn(now, actions),
@@ -452,6 +474,7 @@ impl Core {
             deadline: now + self.rules.hello_wait,
         };
         self.watchdog = Watchdog::new(0);
+        self.pipe_closed_until = None;
         if self.drain == Some(Drain::NoMore) {
             self.drain = None;
             self.terminate(now, actions);
