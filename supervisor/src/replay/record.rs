@@ -110,16 +110,18 @@ pub fn record(
         .ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut transcript = Transcript::default();
     begin(&mut transcript, args)?;
-    let target = File::create(file).map_err(|source| RecordError::File {
+    let written_to = File::create(file).map_err(|source| RecordError::File {
         file: file.to_owned(),
         source,
     })?;
-    let (tape, taps) = Tape::new();
-    let writer = spawn("record-file", move || write_file(&taps, transcript, target))?;
     // Before the host is there, so that no signal is missed.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
 
     let mut host = Host::start(program, args, home)?;
+    let (tape, taps) = Tape::new();
+    let writer = spawn("record-file", move || {
+        write_file(&taps, transcript, written_to)
+    })?;
     let signal_end = signals.handle();
     let (target, signal_tape) = (host.process.try_clone()?, tape.clone());
     let forwarder = spawn("record-signal", move || {
