@@ -247,7 +247,7 @@ fn a_bad_fixture_is_named_and_nothing_is_started() {
     let told: Vec<_> = done.stderr.lines().collect();
     assert!(told[0].starts_with(&format!("turnhost-supervisor: {first}:3: nothing but")));
     assert!(
-        told[1].starts_with(&format!("{second}:2: unknown field `outt`")),
+        told[1].starts_with(&format!("{second}:2: a line has one verb")),
         "{}",
         told[1]
     );

@@ -13,7 +13,7 @@ use turnhost_protocol::json::quoted;
 use turnhost_protocol::limits::{MAX_MAX_FRAME_BYTES, MAX_QUOTED_BYTES};
 
 use super::fixture::{Deltas, Exit, Expected, HostSetup, Line, Piece, Verb, signal};
-use super::json::Json;
+use super::json::{Fields, Json};
 use super::pattern::{Kind, Pattern, find_id};
 
 /// How long one line waits for what it expects when it says nothing else.
@@ -34,37 +34,89 @@ pub(super) struct Reader {
     ids: HashSet<String>,
 }
 
-/// A line as it stands in the file: one verb, and what goes with it.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Written<'a> {
-    #[serde(rename = "why")]
-    _why: Option<String>,
-    within_ms: Option<u64>,
-    exact: Option<bool>,
-    optional: Option<bool>,
-    lf: Option<bool>,
-    #[serde(borrow)]
-    script: Option<&'a RawValue>,
+/// Each verb with the options that go with it; `why` goes with all.
+const VERBS: [(&str, &[&str]); 15] = [
+    ("host", &["script"]),
+    ("in", &[]),
+    ("in_text", &["lf"]),
+    ("in_base64", &["lf"]),
+    ("in_parts", &["lf"]),
+    ("out", &["exact", "optional", "within_ms"]),
+    ("event", &["exact", "optional", "within_ms"]),
+    ("deltas", &["within_ms"]),
+    ("signal", &[]),
+    ("close", &[]),
+    ("parent_dies", &[]),
+    ("pause_ms", &[]),
+    ("exit", &["within_ms"]),
+    ("cut", &[]),
+    ("differs", &[]),
+];
 
-    host: Option<WrittenHost>,
-    #[serde(borrow, rename = "in")]
-    frame: Option<&'a RawValue>,
-    in_text: Option<String>,
-    in_base64: Option<String>,
-    in_parts: Option<Vec<WrittenPart>>,
-    #[serde(borrow)]
-    out: Option<&'a RawValue>,
-    #[serde(borrow)]
-    event: Option<WrittenEvent<'a>>,
-    deltas: Option<WrittenDeltas>,
-    signal: Option<String>,
-    close: Option<WrittenStream>,
-    parent_dies: Option<bool>,
-    pause_ms: Option<u64>,
-    exit: Option<WrittenExit>,
-    cut: Option<String>,
-    differs: Option<String>,
+/// A line as it stands in the file: one verb, and what goes with it.
+struct Written<'a> {
+    verb: &'static str,
+    value: &'a RawValue,
+    options: Vec<(String, &'a RawValue)>,
+}
+
+impl<'a> Written<'a> {
+    fn read(text: &'a str) -> Result<Self, String> {
+        let Fields(mut fields) = serde_json::from_str(text)
+            .map_err(|error| format!("{} (column {})", told(&error), error.column()))?;
+        let verb_of = |name: &str| VERBS.iter().find(|(verb, _)| *verb == name);
+        let verbs: Vec<_> = (0..fields.len())
+            .filter(|at| verb_of(&fields[*at].0).is_some())
+            .collect();
+        let [at] = verbs[..] else {
+            let all: Vec<_> = VERBS.iter().map(|(verb, _)| *verb).collect();
+            let keys: Vec<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
+            return Err(format!(
+                "a line has one verb, this one has {} (its keys: {}); verbs: {}",
+                verbs.len(),
+                if keys.is_empty() {
+                    "none".to_owned()
+                } else {
+                    keys.join(", ")
+                },
+                all.join(", ")
+            ));
+        };
+        let (name, value) = fields.remove(at);
+        let (verb, allowed) = verb_of(&name).copied().unwrap_or_default();
+        for (index, (option, _)) in fields.iter().enumerate() {
+            if option != "why" && !allowed.contains(&option.as_str()) {
+                let allowed = [allowed, ["why"].as_slice()].concat().join(", ");
+                return Err(format!(
+                    "unknown key {option}; allowed beside {verb}: {allowed}"
+                ));
+            }
+            if fields[..index].iter().any(|(earlier, _)| earlier == option) {
+                return Err(format!("{option} stands there twice"));
+            }
+        }
+        Ok(Self {
+            verb,
+            value,
+            options: fields,
+        })
+    }
+
+    /// What the verb says.
+    fn value<T: Deserialize<'a>>(&self) -> Result<T, String> {
+        read(self.verb, self.value)
+    }
+
+    /// What the option `name` says, if it is there.
+    fn option<T: Deserialize<'a>>(&self, name: &str) -> Result<Option<T>, String> {
+        let found = self.options.iter().find(|(option, _)| option == name);
+        found.map(|(_, value)| read(name, value)).transpose()
+    }
+}
+
+/// Reads the value that stands under `name`.
+fn read<'a, T: Deserialize<'a>>(name: &str, value: &'a RawValue) -> Result<T, String> {
+    serde_json::from_str(value.get()).map_err(|error| format!("{name}: {}", told(&error)))
 }
 
 #[derive(Deserialize)]
@@ -77,7 +129,7 @@ struct WrittenHost {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = r#"expected text or {"repeat": "x", "count": 2}"#)]
 enum WrittenPart {
     Text(String),
     Repeat(WrittenRepeat),
@@ -121,7 +173,7 @@ enum WrittenStream {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected an exit code or the name of a signal")]
 enum WrittenExit {
     Code(i32),
     Signal(String),
@@ -130,145 +182,89 @@ enum WrittenExit {
 impl Reader {
     /// Takes in line `number`, which holds `text`.
     pub(super) fn line(&mut self, number: usize, text: &str) -> Result<(), String> {
-        let written: Written = serde_json::from_str(text).map_err(|error| told(&error))?;
+        let written = Written::read(text)?;
+        written.option::<String>("why")?;
         let first = !std::mem::replace(&mut self.begun, true);
-        let within = written.within_ms.map_or(WITHIN, Duration::from_millis);
-        if let Some(verb) = self.verb(written, first)? {
-            if self.ended && !matches!(verb, Verb::Cut | Verb::Differs(_)) {
-                return Err("nothing but cut and differs may follow the exit".to_owned());
-            }
-            self.ended |= matches!(verb, Verb::Exit(_));
-            let text = quoted(text, MAX_QUOTED_BYTES);
-            self.lines.push(Line {
-                number,
-                text,
-                within,
-                verb,
-            });
+        if written.verb == "host" {
+            return if first {
+                self.host = host(&written)?;
+                Ok(())
+            } else {
+                Err("host has to be the first line".to_owned())
+            };
         }
+        let within = written
+            .option("within_ms")?
+            .map_or(WITHIN, Duration::from_millis);
+        let verb = self.verb(&written)?;
+        if self.ended && !matches!(verb, Verb::Cut | Verb::Differs(_)) {
+            return Err("nothing but cut and differs may follow the exit".to_owned());
+        }
+        self.ended |= matches!(verb, Verb::Exit(_));
+        let text = quoted(text, MAX_QUOTED_BYTES);
+        self.lines.push(Line {
+            number,
+            text,
+            within,
+            verb,
+        });
         Ok(())
     }
 
-    /// The one verb of a line; `None` for `host`.
-    fn verb(&mut self, written: Written<'_>, first: bool) -> Result<Option<Verb>, String> {
-        let mut verbs = Vec::new();
-        let compares = written.out.is_some() || written.event.is_some();
-        let waits = compares || written.deltas.is_some() || written.exit.is_some();
-        let sends =
-            written.in_text.is_some() || written.in_base64.is_some() || written.in_parts.is_some();
-        let (exact, optional) = (
-            written.exact.unwrap_or(false),
-            written.optional.unwrap_or(false),
-        );
-        if let Some(host) = written.host {
-            if !first {
-                return Err("host has to be the first line".to_owned());
+    fn verb(&mut self, written: &Written<'_>) -> Result<Verb, String> {
+        let line_end = || Ok::<_, String>(written.option("lf")?.unwrap_or(true));
+        Ok(match written.verb {
+            "in" => Verb::In(with_line_end(self.with_ids(written.value.get())?, true)),
+            "in_text" => {
+                let text: String = written.value()?;
+                Verb::In(with_line_end(self.with_ids(&text)?, line_end()?))
             }
-            let script = written.script.map(ToOwned::to_owned);
-            self.host = HostSetup {
-                args: host.args,
-                env: host.env,
-                script,
-            };
-            verbs.push(None);
-        } else if written.script.is_some() {
-            return Err("script belongs to the line of the host".to_owned());
-        }
-        if let Some(frame) = written.frame {
-            verbs.push(Some(Verb::In(self.with_ids(frame.get(), true)?)));
-        }
-        let line_end = written.lf.unwrap_or(true);
-        if let Some(text) = written.in_text {
-            verbs.push(Some(Verb::In(self.with_ids(&text, line_end)?)));
-        }
-        if let Some(text) = written.in_base64 {
-            let bytes = BASE64
-                .decode(text)
-                .map_err(|error| format!("in_base64: {error}"))?;
-            verbs.push(Some(Verb::In(with_line_end(
-                vec![Piece::Bytes(bytes)],
-                line_end,
-            ))));
-        }
-        if let Some(parts) = written.in_parts {
-            verbs.push(Some(Verb::In(with_line_end(pieces(parts)?, line_end))));
-        }
-        if let Some(frame) = written.out {
-            let frame = Json::parse(frame.get()).map_err(|error| told(&error))?;
-            verbs.push(Some(Verb::Out(self.expected(frame, exact, optional)?)));
-        }
-        if let Some(event) = written.event {
-            let frame = event.frame().map_err(|error| told(&error))?;
-            verbs.push(Some(Verb::Out(self.expected(frame, exact, optional)?)));
-        }
-        if let Some(deltas) = written.deltas {
-            verbs.push(Some(Verb::Deltas(self::deltas(deltas)?)));
-        }
-        if let Some(name) = written.signal {
-            verbs.push(Some(Verb::Signal(signal(&name)?)));
-        }
-        if let Some(WrittenStream::Stdin) = written.close {
-            verbs.push(Some(Verb::CloseStdin));
-        }
-        if written.parent_dies == Some(true) {
-            if !self.hello {
+            "in_base64" => {
+                let bytes = BASE64.decode(written.value::<String>()?);
+                let bytes = bytes.map_err(|error| format!("in_base64: {error}"))?;
+                Verb::In(with_line_end(vec![Piece::Bytes(bytes)], line_end()?))
+            }
+            "in_parts" => Verb::In(with_line_end(pieces(written.value()?)?, line_end()?)),
+            "out" => {
+                let frame = Json::parse(written.value.get()).map_err(|error| told(&error))?;
+                Verb::Out(self.expected(frame, written)?)
+            }
+            "event" => {
+                let event: WrittenEvent = written.value()?;
+                let frame = event.frame().map_err(|error| told(&error))?;
+                Verb::Out(self.expected(frame, written)?)
+            }
+            "deltas" => Verb::Deltas(deltas(written.value()?)?),
+            "signal" => Verb::Signal(signal(&written.value::<String>()?)?),
+            "close" => {
+                let WrittenStream::Stdin = written.value()?;
+                Verb::CloseStdin
+            }
+            "parent_dies" if !written.value()? => {
+                return Err("parent_dies: the only value is true".to_owned());
+            }
+            "parent_dies" if !self.hello => {
                 return Err(
                     "parent_dies needs the hello before it, which names the host".to_owned(),
                 );
             }
-            verbs.push(Some(Verb::ParentDies));
-        }
-        if let Some(pause) = written.pause_ms {
-            verbs.push(Some(Verb::Pause(Duration::from_millis(pause))));
-        }
-        if let Some(exit) = written.exit {
-            verbs.push(Some(Verb::Exit(match exit {
+            "parent_dies" => Verb::ParentDies,
+            "pause_ms" => Verb::Pause(Duration::from_millis(written.value()?)),
+            "exit" => Verb::Exit(match written.value()? {
                 WrittenExit::Code(code) => Exit::Code(code),
                 WrittenExit::Signal(name) => Exit::Signal(signal(&name)?.as_raw()),
-            })));
-        }
-        if written.cut.is_some() {
-            verbs.push(Some(Verb::Cut));
-        }
-        if let Some(why) = written.differs {
-            verbs.push(Some(Verb::Differs(why)));
-        }
-        let count = verbs.len();
-        let verb = verbs.pop().filter(|_| count == 1).ok_or_else(|| {
-            format!(
-                "a line has one verb, this one has {count}; verbs: host, in, in_text, in_base64, \
-                 in_parts, out, event, deltas, signal, close, parent_dies, pause_ms, exit, cut, differs"
-            )
-        })?;
-        let misplaced = [
-            (
-                written.within_ms.is_some() && !waits,
-                "within_ms",
-                "out, event, deltas or exit",
-            ),
-            (
-                written.exact.is_some() && !compares,
-                "exact",
-                "out or event",
-            ),
-            (
-                written.optional.is_some() && !compares,
-                "optional",
-                "out or event",
-            ),
-            (
-                written.lf.is_some() && !sends,
-                "lf",
-                "in_text, in_base64 or in_parts",
-            ),
-        ];
-        match misplaced.iter().find(|(wrong, ..)| *wrong) {
-            Some((_, option, verbs)) => Err(format!("{option} goes only with {verbs}")),
-            None => Ok(verb),
-        }
+            }),
+            "cut" => {
+                written.value::<String>()?;
+                Verb::Cut
+            }
+            _ => Verb::Differs(written.value()?),
+        })
     }
 
-    fn expected(&mut self, frame: Json, exact: bool, optional: bool) -> Result<Expected, String> {
+    fn expected(&mut self, frame: Json, written: &Written<'_>) -> Result<Expected, String> {
+        let exact = written.option("exact")?.unwrap_or(false);
+        let optional = written.option("optional")?.unwrap_or(false);
         let pattern = Pattern::compile(frame)?;
         let kind = pattern
             .text("type")
@@ -290,7 +286,7 @@ impl Reader {
     }
 
     /// `text` with the places where a value of `<id:NAME>` goes in.
-    fn with_ids(&self, text: &str, line_end: bool) -> Result<Vec<Piece>, String> {
+    fn with_ids(&self, text: &str) -> Result<Vec<Piece>, String> {
         let mut pieces = Vec::new();
         let mut rest = text;
         while let Some((range, name)) = find_id(rest) {
@@ -304,7 +300,7 @@ impl Reader {
             rest = &rest[range.end..];
         }
         pieces.push(Piece::Bytes(rest.into()));
-        Ok(with_line_end(pieces, line_end))
+        Ok(pieces)
     }
 }
 
@@ -335,6 +331,12 @@ impl WrittenEvent<'_> {
             ("message", message),
         ]))
     }
+}
+
+fn host(written: &Written<'_>) -> Result<HostSetup, String> {
+    let WrittenHost { args, env } = written.value()?;
+    let script = written.option::<Box<RawValue>>("script")?;
+    Ok(HostSetup { args, env, script })
 }
 
 fn with_line_end(mut pieces: Vec<Piece>, line_end: bool) -> Vec<Piece> {
@@ -390,11 +392,10 @@ fn deltas(WrittenDeltas { sid, kind, text }: WrittenDeltas) -> Result<Deltas, St
     }
 }
 
-/// `error` without its line number, which counts within the one line that was read.
+/// What `error` says, without the place: that counts within the text that was read.
 fn told(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    match text.rsplit_once(" at line ") {
-        Some((problem, _)) => format!("{problem} (column {})", error.column()),
-        None => text,
-    }
+    text.rsplit_once(" at line ")
+        .map_or(text.as_str(), |(problem, _)| problem)
+        .to_owned()
 }
