@@ -129,7 +129,10 @@ struct WrittenHost {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = r#"expected text or {"repeat": "x", "count": 2}"#)]
+#[serde(
+    untagged,
+    expecting = r#"expected text or {"repeat": "x", "count": 2}"#
+)]
 enum WrittenPart {
     Text(String),
     Repeat(WrittenRepeat),

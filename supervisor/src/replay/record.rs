@@ -30,6 +30,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::value::RawValue;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use turnhost_protocol::limits::MAX_MAX_FRAME_BYTES;
 
 use super::fixture::Exit;
 use super::lines::Lines;
@@ -257,6 +258,10 @@ fn write_file(taps: &Receiver<Tap>, mut transcript: Transcript, file: File) -> i
     let (mut sent, mut received) = (Lines::default(), Lines::default());
     let mut written = Ok(());
     for tap in taps {
+        if written.is_err() {
+            // The rest is only taken, so that nobody meets a full channel.
+            continue;
+        }
         match tap {
             Tap::Sent(bytes) => {
                 sent.push(&bytes);
@@ -279,10 +284,14 @@ fn write_file(taps: &Receiver<Tap>, mut transcript: Transcript, file: File) -> i
             Tap::Signal(number) => transcript.signal(number),
             Tap::Exited(exit) => transcript.exited(exit),
         }
-        // After an error the rest is only taken, so that nobody meets a full channel.
-        if written.is_ok() {
-            written = write_lines(&mut file, transcript.take_lines(), taps.is_empty());
-        }
+        let longest = sent.rest().len().max(received.rest().len());
+        written = if longest > MAX_MAX_FRAME_BYTES {
+            Err(io::Error::other(format!(
+                "a line of more than {MAX_MAX_FRAME_BYTES} bytes"
+            )))
+        } else {
+            write_lines(&mut file, transcript.take_lines(), taps.is_empty())
+        };
     }
     written
 }
