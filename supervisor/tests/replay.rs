@@ -122,6 +122,21 @@ fn a_host_that_does_as_it_should_is_good() {
 }
 
 #[test]
+fn what_the_host_has_named_goes_into_what_is_sent() {
+    let ask = r#"{"type":"rpc","sid":"s1","message":{"id":"a\"b"},"host_ns":1}"#;
+    let case = Case::new(
+        &format!(r#"HELLO; printf '%s\n' '{ask}'; read -r line; printf '%s\n' "$line""#),
+        r#"{"out": {"type": "hello"}}
+{"event": {"sid": "s1", "type": "message.start"}, "optional": true, "why": "not sent"}
+{"out": {"type": "rpc", "sid": "s1", "message": {"id": "<id:q>"}}}
+{"in": {"type":"answer","id":"<id:q>","host_ns":1}}
+{"out": {"type": "answer", "id": "<id:q>"}}
+{"exit": 0}"#,
+    );
+    check(&case.replay(&[]), 0, expect!["ok    case  0 turns, … s"]);
+}
+
+#[test]
 fn a_wrong_expectation_is_told_field_by_field() {
     let answer = r#"{"type":"note","request_id":"r1","host_ns":2,"a":{"b":[1,2]}}"#;
     let case = Case::new(
@@ -232,7 +247,7 @@ fn a_bad_fixture_is_named_and_nothing_is_started() {
     let told: Vec<_> = done.stderr.lines().collect();
     assert!(told[0].starts_with(&format!("turnhost-supervisor: {first}:3: nothing but")));
     assert!(
-        told[1].starts_with(&format!("{second}:2: unknown field `outt`")),
+        told[1].starts_with(&format!("{second}:2: a line has one verb")),
         "{}",
         told[1]
     );

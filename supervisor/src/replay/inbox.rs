@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use super::fixture::{Deltas, Expected};
-use super::json::Json;
+use super::json::{Json, quote};
 use super::pattern::{Bindings, Mismatch, Pattern};
 
 /// The method that tells, once a second, when an agent last made progress.
@@ -182,8 +182,8 @@ impl Inbox {
     /// Takes the frame that `expected` describes, if it is there.
     pub(super) fn take(&mut self, expected: &Expected) -> Taken {
         let lane = self.expected_lane(&expected.pattern);
-        if let Some(Lane::Clock(_)) = lane {
-            return self.take_by_clock(expected);
+        if let Some(lane @ Lane::Clock(_)) = &lane {
+            return self.take_by_clock(lane, expected);
         }
         let mut heads: Vec<_> = self
             .lanes
@@ -218,11 +218,8 @@ impl Inbox {
     }
 
     /// Takes the first frame by the clock that fits, and drops those before it.
-    fn take_by_clock(&mut self, expected: &Expected) -> Taken {
-        let Some(lane) = self.expected_lane(&expected.pattern) else {
-            return Taken::NotYet;
-        };
-        let Some(frames) = self.lanes.get_mut(&lane) else {
+    fn take_by_clock(&mut self, lane: &Lane, expected: &Expected) -> Taken {
+        let Some(frames) = self.lanes.get_mut(lane) else {
             return Taken::NotYet;
         };
         let fits = |frame: &Frame| {
@@ -242,16 +239,12 @@ impl Inbox {
 
     /// The lane where a frame that fits has to stand, if the pattern tells.
     fn expected_lane(&self, pattern: &Pattern) -> Option<Lane> {
-        let Some(Json::Text(kind)) = pattern.get("type").and_then(Pattern::only_value) else {
-            return None;
-        };
+        let kind = pattern.text("type")?;
         let method = pattern
             .get("message")
-            .and_then(|message| message.get("method"));
-        if let Some(Json::Text(method)) = method.and_then(Pattern::only_value)
-            && method == "compute_host.activity"
-        {
-            return Some(Lane::Clock(method.clone()));
+            .and_then(|message| message.text("method"));
+        if let Some(method @ ACTIVITY) = method {
+            return Some(Lane::Clock(method.to_owned()));
         }
         let unknown = |name| {
             pattern
@@ -264,52 +257,41 @@ impl Inbox {
         self.lane(kind, |name| pattern.get(name).and_then(Pattern::only_value))
     }
 
-    /// Takes neighbouring deltas as far as they are there. What is left of their text is in `left`,
-    /// `None` for any; `Yes` when there is no more to wait for.
+    /// Takes neighbouring deltas as far as they are there. What is left of their text stays in
+    /// `left`, which is `None` where any text will do.
     pub(super) fn take_deltas(&mut self, deltas: &Deltas, left: &mut Option<String>) -> Taken {
-        let Some(frames) = self.lanes.get_mut(&Lane::Session(deltas.sid.clone())) else {
-            return if left.as_deref() == Some("") {
-                Taken::Yes
-            } else {
-                Taken::NotYet
-            };
-        };
+        let mut frames = self.lanes.get_mut(&Lane::Session(deltas.sid.clone()));
         loop {
             if left.as_deref() == Some("") {
                 return Taken::Yes;
             }
-            let Some(frame) = frames.front_mut() else {
+            let Some(frames) = frames.as_mut().filter(|frames| !frames.is_empty()) else {
                 return Taken::NotYet;
             };
-            let wrong = match (delta_text(&mut frame.json, &deltas.kind), left.as_mut()) {
+            let frame = &mut frames[0].json;
+            let taken = match (delta_text(frame, &deltas.kind), left.as_mut()) {
+                (Some(text), Some(left)) => take_text(text, left),
+                (Some(_), None) => Step::Whole,
                 (None, None) => return Taken::Yes,
-                (Some(_), None) => None,
-                (Some(text), Some(left)) => {
-                    if let Some(rest) = left.strip_prefix(text.as_str()) {
-                        *left = rest.to_owned();
-                        None
-                    } else if let Some(rest) = text.strip_prefix(left.as_str()) {
-                        // The host has joined deltas beyond this line; the rest is for the next.
-                        *text = rest.to_owned();
-                        left.clear();
-                        return Taken::Yes;
-                    } else {
-                        Some((left.clone(), super::json::quote(text)))
-                    }
-                }
-                (None, Some(left)) => Some((left.clone(), "another frame".to_owned())),
+                (None, Some(_)) => Step::Wrong("another frame".to_owned()),
             };
-            if let Some((left, got)) = wrong {
-                return Taken::Never(Nearest {
-                    frame: frame.json.to_string(),
-                    mismatches: vec![Mismatch {
-                        path: format!("text of the next {}", deltas.kind),
-                        expected: super::json::quote(&left),
+            match taken {
+                Step::Whole => drop(frames.pop_front()),
+                Step::Part => return Taken::Yes,
+                Step::Wrong(got) => {
+                    let expected = quote(left.as_deref().unwrap_or_default());
+                    let path = format!("text of the next {}", deltas.kind);
+                    let mismatches = vec![Mismatch {
+                        path,
+                        expected,
                         got: Some(got),
-                    }],
-                });
+                    }];
+                    return Taken::Never(Nearest {
+                        frame: frame.to_string(),
+                        mismatches,
+                    });
+                }
             }
-            frames.pop_front();
         }
     }
 
@@ -357,6 +339,29 @@ fn delta_text<'a>(frame: &'a mut Json, kind: &str) -> Option<&'a mut String> {
     match frame.at_mut(&["message", "params", "payload", "text"]) {
         Some(Json::Text(text)) => Some(text),
         _ => None,
+    }
+}
+
+/// How much of a delta a line has taken.
+enum Step {
+    Whole,
+    /// The line is content; the rest of the delta is for the next one.
+    Part,
+    /// Nothing, as the delta says this instead.
+    Wrong(String),
+}
+
+/// Takes the text of a delta off what is `left` of the expected one.
+fn take_text(text: &mut String, left: &mut String) -> Step {
+    if let Some(rest) = left.strip_prefix(text.as_str()) {
+        *left = rest.to_owned();
+        Step::Whole
+    } else if let Some(rest) = text.strip_prefix(left.as_str()) {
+        *text = rest.to_owned();
+        left.clear();
+        Step::Part
+    } else {
+        Step::Wrong(quote(text))
     }
 }
 

@@ -1,8 +1,11 @@
 //! Transcripts of a host: played and compared, or recorded.
 //!
-//! `fixture` reads the file, `child` runs the host, `inbox` sorts what it writes, `pattern`
-//! compares, `player` walks through the lines, `report` tells a person; `record` is the way back.
-//! Of these only `fixture` and `record` touch files and only `child` and `record` start processes.
+//! `fixture` and `reader` take the file in, `child` runs the host, `inbox` sorts what it writes,
+//! `pattern` compares, `player` walks through the lines, `report` tells a person. The way back is
+//! `record`, which relays, and `transcript`, which writes down; `json` and `lines` serve both.
+//!
+//! Invariant: only `fixture`, `player` and `record` touch files, only `child` and `record` start
+//! processes; all else is pure.
 
 mod child;
 mod fixture;
@@ -11,6 +14,7 @@ mod json;
 mod lines;
 mod pattern;
 mod player;
+mod reader;
 mod record;
 mod report;
 mod transcript;

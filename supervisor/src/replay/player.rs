@@ -69,6 +69,7 @@ pub fn play(fixture: &Fixture, options: &Options) -> Result<Report, PlayError> {
         program: options.host.clone(),
         source,
     })?;
+    // Dropped before its home: the host is gone when that is removed.
     let mut player = Player {
         host,
         inbox: Inbox::default(),

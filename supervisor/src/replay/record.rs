@@ -30,6 +30,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::value::RawValue;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use turnhost_protocol::limits::MAX_MAX_FRAME_BYTES;
 
 use super::fixture::Exit;
 use super::lines::Lines;
@@ -110,16 +111,18 @@ pub fn record(
         .ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut transcript = Transcript::default();
     begin(&mut transcript, args)?;
-    let target = File::create(file).map_err(|source| RecordError::File {
+    let written_to = File::create(file).map_err(|source| RecordError::File {
         file: file.to_owned(),
         source,
     })?;
-    let (tape, taps) = Tape::new();
-    let writer = spawn("record-file", move || write_file(&taps, transcript, target))?;
     // Before the host is there, so that no signal is missed.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
 
     let mut host = Host::start(program, args, home)?;
+    let (tape, taps) = Tape::new();
+    let writer = spawn("record-file", move || {
+        write_file(&taps, transcript, written_to)
+    })?;
     let signal_end = signals.handle();
     let (target, signal_tape) = (host.process.try_clone()?, tape.clone());
     let forwarder = spawn("record-signal", move || {
@@ -255,6 +258,10 @@ fn write_file(taps: &Receiver<Tap>, mut transcript: Transcript, file: File) -> i
     let (mut sent, mut received) = (Lines::default(), Lines::default());
     let mut written = Ok(());
     for tap in taps {
+        if written.is_err() {
+            // The rest is only taken, so that nobody meets a full channel.
+            continue;
+        }
         match tap {
             Tap::Sent(bytes) => {
                 sent.push(&bytes);
@@ -277,10 +284,14 @@ fn write_file(taps: &Receiver<Tap>, mut transcript: Transcript, file: File) -> i
             Tap::Signal(number) => transcript.signal(number),
             Tap::Exited(exit) => transcript.exited(exit),
         }
-        // After an error the rest is only taken, so that nobody meets a full channel.
-        if written.is_ok() {
-            written = write_lines(&mut file, transcript.take_lines(), taps.is_empty());
-        }
+        let longest = sent.rest().len().max(received.rest().len());
+        written = if longest > MAX_MAX_FRAME_BYTES {
+            Err(io::Error::other(format!(
+                "a line of more than {MAX_MAX_FRAME_BYTES} bytes"
+            )))
+        } else {
+            write_lines(&mut file, transcript.take_lines(), taps.is_empty())
+        };
     }
     written
 }
