@@ -37,10 +37,7 @@ pub(crate) struct HostCommand {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SpawnError {
     #[error("cannot start the host {}: {source}; give its command line after --", program.display())]
-    Spawn {
-        program: PathBuf,
-        source: io::Error,
-    },
+    Spawn { program: PathBuf, source: io::Error },
     #[error("cannot watch the host with pid {pid}: {source}; it was killed")]
     Watch { pid: u32, source: io::Error },
 }
@@ -131,8 +128,14 @@ fn close_others_on_exec() -> io::Result<()> {
     const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4;
     // SAFETY: takes three numbers; marks descriptors and touches no memory. There is no safe
     // wrapper for it.
-    let done =
-        unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, CLOSE_RANGE_CLOEXEC) };
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            3,
+            libc::c_uint::MAX,
+            CLOSE_RANGE_CLOEXEC,
+        )
+    };
     if done == 0 {
         return Ok(());
     }
@@ -246,8 +249,10 @@ fn number(signal: core::Signal) -> Signal {
 pub(crate) fn reap_strangers(but: Option<i32>) {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     for pid in session::all_pids() {
-        let is_ours = matches!(Stat::of(pid), Ok(Some(stat)) if stat.ppid == own && stat.is_zombie());
-        if is_ours && Some(pid) != but
+        let is_ours =
+            matches!(Stat::of(pid), Ok(Some(stat)) if stat.ppid == own && stat.is_zombie());
+        if is_ours
+            && Some(pid) != but
             && let Some(pid) = Pid::from_raw(pid)
         {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;

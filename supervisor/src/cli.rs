@@ -11,9 +11,12 @@ use std::thread;
 
 use clap::{Args, Parser, Subcommand};
 use turnhost_protocol::route::ROUTES;
+use turnhost_supervisor::default_host;
 use turnhost_supervisor::replay::{
     Fixture, FixtureError, Options, PlayError, RecordError, Report, play, record,
 };
+
+use crate::supervise::{self, SuperviseError};
 
 /// A transcript differs, or a recording is not whole.
 const EXIT_DIFFERS: u8 = 1;
@@ -41,6 +44,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(supervise::Run),
+    Reap(supervise::Reap),
+    Status(supervise::ShowStatus),
+    Sessions(supervise::Sessions),
     /// Play transcripts against a host; exit 1 where one differs
     Replay(Replay),
     /// Relay between a gateway and a host, and write what goes by to FILE as a transcript
@@ -83,6 +90,8 @@ struct Record {
 /// Why a command has no result.
 #[derive(Debug, thiserror::Error)]
 enum CommandError {
+    #[error(transparent)]
+    Supervise(#[from] SuperviseError),
     #[error("replay through the supervisor is not in this version; give --bare")]
     NotBare,
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
@@ -102,6 +111,7 @@ enum CommandError {
 impl CommandError {
     fn exit_code(&self) -> u8 {
         match self {
+            Self::Supervise(error) => error.exit_code(),
             Self::NotBare | Self::Fixtures(_) => EXIT_USAGE,
             Self::Play(_) | Self::Thread(_) => EXIT_NO_HOST,
             Self::Record(RecordError::Start { .. }) => EXIT_NO_HOST,
@@ -115,6 +125,10 @@ impl CommandError {
 pub(crate) fn run() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
+        Command::Run(command) => command.run(cli.home).map_err(CommandError::from),
+        Command::Reap(command) => command.run(cli.home, cli.json).map_err(CommandError::from),
+        Command::Status(command) => command.run(cli.home, cli.json).map_err(CommandError::from),
+        Command::Sessions(command) => command.run(cli.home, cli.json).map_err(CommandError::from),
         Command::Replay(replay) => replay.run(cli.home, cli.json),
         Command::Record(command) => command.run(cli.home.as_deref()),
         Command::Routes => routes(cli.json),
@@ -223,16 +237,6 @@ fn print(report: &Report, json: bool) -> io::Result<()> {
     } else {
         writeln!(out, "{}", report.to_string().trim_end())
     }
-}
-
-/// The host beside this program, else the one in `PATH`.
-fn default_host() -> PathBuf {
-    let beside = std::env::current_exe()
-        .ok()
-        .map(|program| program.with_file_name("turnhost"));
-    beside
-        .filter(|path| path.is_file())
-        .unwrap_or_else(|| "turnhost".into())
 }
 
 fn routes(json: bool) -> Result<ExitCode, CommandError> {

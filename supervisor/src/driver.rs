@@ -16,7 +16,9 @@ use turnhost_protocol::line::{Line, LineReader};
 use turnhost_protocol::process::monotonic_ns;
 
 use crate::child::{HostCommand, HostProcess, reap_strangers};
-use crate::core::{Action, Core, CoreStatus, EndCode, Event, HostLook, Level, Nanos, Rules, from_ms};
+use crate::core::{
+    Action, Core, CoreStatus, EndCode, Event, HostLook, Level, Nanos, Rules, from_ms,
+};
 use crate::registry::Registry;
 use crate::transport::{FdSink, FdSource, Sink, Source};
 
@@ -206,9 +208,8 @@ impl<S: Source, K: Sink> Driver<S, K> {
         let terminated = terminated.map(|fd| add(fd.as_fd(), PollFlags::IN));
         let child_ended = self.child_ended.as_ref();
         let child_ended = child_ended.map(|fd| add(fd.as_fd(), PollFlags::IN));
-        let wait = wait.map(|wait| {
-            Timespec::try_from(Duration::from_nanos(wait)).unwrap_or_default()
-        });
+        let wait =
+            wait.map(|wait| Timespec::try_from(Duration::from_nanos(wait)).unwrap_or_default());
         if poll(&mut polled, wait.as_ref()).is_err() {
             // Interrupted by a signal, whose pipe is readable the next time.
             return Ready::default();
@@ -293,7 +294,10 @@ impl<S: Source, K: Sink> Driver<S, K> {
         }
         let Some(host) = &mut self.host else { return };
         host.output = None;
-        host.written = host.input.take().map_or(host.written, |sink| sink.written());
+        host.written = host
+            .input
+            .take()
+            .map_or(host.written, |sink| sink.written());
         host.ended = true;
         let written = host.written;
         self.handle(Event::HostExited { exit, written }, &[]);
@@ -304,7 +308,10 @@ impl<S: Source, K: Sink> Driver<S, K> {
         let output = self.host.as_ref().and_then(|host| host.output.as_ref());
         output.map_or((0, 0), |output| {
             let source = output.source();
-            (ioctl_fionread(source.fd()).unwrap_or(0), source.bytes_read())
+            (
+                ioctl_fionread(source.fd()).unwrap_or(0),
+                source.bytes_read(),
+            )
         })
     }
 
@@ -424,7 +431,10 @@ impl<S: Source, K: Sink> Driver<S, K> {
         build_sha: &str,
     ) -> Result<(), String> {
         let identity = process.identity().map_err(|error| {
-            format!("cannot read who the host with pid {} is: {error}", process.pid())
+            format!(
+                "cannot read who the host with pid {} is: {error}",
+                process.pid()
+            )
         })?;
         // One that ended already needs no record; its exit is noticed next.
         let Some(identity) = identity else {

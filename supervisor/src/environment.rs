@@ -115,7 +115,10 @@ pub(crate) fn environment(
         }
     }
     passed.insert("TURNHOST_HOME".into(), home.into());
-    for name in ["TURNHOST_HEARTBEAT_SECS", "HERMES_COMPUTE_HOST_HEARTBEAT_SECS"] {
+    for name in [
+        "TURNHOST_HEARTBEAT_SECS",
+        "HERMES_COMPUTE_HOST_HEARTBEAT_SECS",
+    ] {
         passed.insert(name.into(), heartbeat_secs.to_string().into());
     }
     passed.remove(OsStr::new(NEVER));

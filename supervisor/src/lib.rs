@@ -7,11 +7,13 @@ mod child;
 pub mod core;
 mod driver;
 mod environment;
+pub mod log;
 pub mod reap;
 pub mod registry;
 pub mod relay;
 pub mod replay;
 mod session;
+pub mod status;
 mod transport;
 
 pub use child::default_host;

@@ -86,7 +86,10 @@ pub fn reap(registry: &Registry) -> Result<Vec<Reaped>, ReapError> {
     let own = reap_file(registry.path())?;
     let reference = reap_file(&registry.home().reference_registry())?;
     let has_reference = reference.outcome != Outcome::None;
-    Ok([own].into_iter().chain(has_reference.then_some(reference)).collect())
+    Ok([own]
+        .into_iter()
+        .chain(has_reference.then_some(reference))
+        .collect())
 }
 
 fn reap_file(path: &Path) -> Result<Reaped, ReapError> {
@@ -106,8 +109,13 @@ fn reap_file(path: &Path) -> Result<Reaped, ReapError> {
     };
     let (outcome, pid) = match &content {
         Content::Invalid => (Outcome::InvalidRegistry, None),
-        Content::Ours(record) => (reap_process(record.host_pid, &**record), Some(record.host_pid)),
-        Content::Reference(record) => (reap_process(record.host_pid, record), Some(record.host_pid)),
+        Content::Ours(record) => (
+            reap_process(record.host_pid, &**record),
+            Some(record.host_pid),
+        ),
+        Content::Reference(record) => {
+            (reap_process(record.host_pid, record), Some(record.host_pid))
+        }
     };
     remove(path).map_err(failed("remove"))?;
     Ok(Reaped {
@@ -138,23 +146,17 @@ fn remove(path: &Path) -> io::Result<()> {
 /// What a record says of its process.
 trait Claim {
     /// Whether the live process `pid` is shown to be the registered one.
-    fn names(&self, pid: i32) -> bool;
+    fn is_shown_by(&self, pid: i32) -> bool;
 }
 
 impl Claim for Record {
-    fn names(&self, pid: i32) -> bool {
-        let Ok(Some(identity)) = Identity::of(pid) else {
-            return false;
-        };
-        identity.start_ticks == self.host_start_ticks
-            && identity.kernel_boot_id == self.kernel_boot_id
-            && identity.pid_namespace == self.pid_namespace
-            && identity.exe_dev_inode == self.host_exe_dev_inode
+    fn is_shown_by(&self, pid: i32) -> bool {
+        matches!(Identity::of(pid), Ok(Some(identity)) if self.names(&identity))
     }
 }
 
 impl Claim for ReferenceRecord {
-    fn names(&self, pid: i32) -> bool {
+    fn is_shown_by(&self, pid: i32) -> bool {
         let (Some(registered), Some(started_at)) = (program(&self.argv), self.started_at) else {
             return false;
         };
@@ -184,14 +186,20 @@ fn is_interpreter(program: &str) -> bool {
         "python", "pypy", "node", "bun", "deno", "ruby", "perl", "sh", "bash", "dash", "zsh", "env",
     ];
     let name = program.rsplit('/').next().unwrap_or_default();
-    let without_version = name.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '.');
+    let without_version =
+        name.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '.');
     NAMES.contains(&without_version)
 }
 
 fn command_line(pid: i32) -> Vec<String> {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|byte| *byte == 0);
-    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+    let words = bytes
+        .strip_suffix(b"\0")
+        .unwrap_or(&bytes)
+        .split(|byte| *byte == 0);
+    words
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect()
 }
 
 /// When a process started, in seconds since 1970.
@@ -199,7 +207,9 @@ fn start_time(pid: i32) -> Option<f64> {
     let stat = Stat::of(pid).ok()??;
     let since_boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let since_boot = since_boot.tv_sec as f64 + since_boot.tv_nsec as f64 / 1e9;
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .ok()?;
     let per_second = rustix::param::clock_ticks_per_second() as f64;
     Some(now.as_secs_f64() - since_boot + stat.start_ticks as f64 / per_second)
 }
@@ -218,7 +228,7 @@ fn reap_process(pid: i32, claim: &impl Claim) -> Outcome {
         Err(_) => return Outcome::PidReuseIgnored,
     };
     // A descriptor that still shows a live process after the facts were read is of that process.
-    let is_it = || claim.names(pid) && !has_ended(&pidfd, Duration::ZERO);
+    let is_it = || claim.is_shown_by(pid) && !has_ended(&pidfd, Duration::ZERO);
     let stat = Stat::of(pid).ok().flatten();
     if stat.is_none_or(Stat::is_zombie) {
         return Outcome::NotRunning;
@@ -289,7 +299,11 @@ impl Session {
         for signal in [Signal::TERM, Signal::KILL] {
             let deadline = Instant::now() + second;
             let mut signalled = false;
-            while self.known.iter().any(|pidfd| !has_ended(pidfd, Duration::ZERO)) {
+            while self
+                .known
+                .iter()
+                .any(|pidfd| !has_ended(pidfd, Duration::ZERO))
+            {
                 if !signalled {
                     session::signal_members(self.id, signal);
                     session::signal_members(self.id, Signal::CONT);
@@ -298,13 +312,20 @@ impl Session {
                 let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                     break;
                 };
-                let alive = self.known.iter().find(|pidfd| !has_ended(pidfd, Duration::ZERO));
+                let alive = self
+                    .known
+                    .iter()
+                    .find(|pidfd| !has_ended(pidfd, Duration::ZERO));
                 if let Some(alive) = alive {
                     has_ended(alive, left);
                 }
             }
             // What was started meanwhile is seen only as long as one of the old ones anchors it.
-            if self.known.iter().any(|pidfd| !has_ended(pidfd, Duration::ZERO)) {
+            if self
+                .known
+                .iter()
+                .any(|pidfd| !has_ended(pidfd, Duration::ZERO))
+            {
                 let fresh = Self::of(self.id);
                 self.known.extend(fresh.known);
             }
@@ -325,7 +346,10 @@ mod tests {
         let check = |line: &str, expected: Option<&str>| {
             assert_eq!(program(&words(line)), expected, "{line}");
         };
-        check("/usr/bin/python3.11 -m tui_gateway.compute_host", Some("tui_gateway.compute_host"));
+        check(
+            "/usr/bin/python3.11 -m tui_gateway.compute_host",
+            Some("tui_gateway.compute_host"),
+        );
         check("/opt/turnhost --home x", Some("/opt/turnhost"));
         check("python3 /srv/host.py -v", Some("/srv/host.py"));
         check("python3 -c code tui_gateway.compute_host", None);
@@ -338,11 +362,17 @@ mod tests {
     #[test]
     fn start_times_are_finer_than_seconds() {
         let before = SystemTime::now();
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         let started = start_time(i32::try_from(child.id()).unwrap()).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        let before = before.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+        let before = before
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap()
+            .as_secs_f64();
         assert!((started - before).abs() < 0.5, "{started} {before}");
     }
 }

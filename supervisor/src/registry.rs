@@ -38,12 +38,31 @@ pub struct Record {
     pub home: PathBuf,
 }
 
+impl Record {
+    /// Whether the live process `identity` is the one that was registered.
+    #[must_use]
+    pub fn names(&self, identity: &Identity) -> bool {
+        identity.pid == self.host_pid
+            && identity.start_ticks == self.host_start_ticks
+            && identity.kernel_boot_id == self.kernel_boot_id
+            && identity.pid_namespace == self.pid_namespace
+            && identity.exe_dev_inode == self.host_exe_dev_inode
+    }
+}
+
 /// What the lock file says of its holder.
 #[derive(Debug, Serialize, Deserialize)]
-struct Holder {
-    supervisor_pid: i32,
-    supervisor_start_ticks: u64,
+pub(crate) struct Holder {
+    pub(crate) supervisor_pid: i32,
+    pub(crate) supervisor_start_ticks: u64,
     instance_id: String,
+}
+
+impl Holder {
+    /// Who holds the lock at `path`, or held it last, as the file says.
+    pub(crate) fn read(path: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(path).ok()?).ok()
+    }
 }
 
 /// Why a home cannot be supervised.
@@ -92,7 +111,8 @@ impl Registry {
         let own = Identity::own().map_err(LockError::Own)?;
         let lock_path = home.lock();
         let Some(mut lock) = LockedFile::try_lock(&lock_path)? else {
-            let holder = holder(&lock_path).map(|pid| format!(" (pid {pid})"));
+            let holder = Holder::read(&lock_path);
+            let holder = holder.map(|holder| format!(" (pid {})", holder.supervisor_pid));
             return Err(LockError::Held {
                 path: lock_path,
                 holder: holder.unwrap_or_default(),
@@ -166,12 +186,6 @@ impl Registry {
             tracing::warn!("cannot remove {}: {error}", self.path.display());
         }
     }
-}
-
-/// The pid of who holds the lock at `path`, as the file says.
-pub(crate) fn holder(path: &Path) -> Option<i32> {
-    let holder: Holder = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    Some(holder.supervisor_pid)
 }
 
 /// A record of the reference: no start ticks.

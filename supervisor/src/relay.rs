@@ -86,7 +86,10 @@ impl Prepared {
         for reaped in reap(&registry)? {
             let Reaped { path, outcome, pid } = reaped;
             let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
-            tracing::info!("orphan of an earlier supervisor: {outcome}{pid}, {}", path.display());
+            tracing::info!(
+                "orphan of an earlier supervisor: {outcome}{pid}, {}",
+                path.display()
+            );
         }
         let heartbeat_secs = heartbeat_secs(settings.heartbeat_secs, &config);
         let home = settings.home.path();
@@ -117,10 +120,16 @@ impl Prepared {
 
 /// The interval of the flag, else of the environment, else of the config, else the default.
 fn heartbeat_secs(flag: Option<f64>, config: &Config) -> f64 {
-    let names = ["TURNHOST_HEARTBEAT_SECS", "HERMES_COMPUTE_HOST_HEARTBEAT_SECS"];
+    let names = [
+        "TURNHOST_HEARTBEAT_SECS",
+        "HERMES_COMPUTE_HOST_HEARTBEAT_SECS",
+    ];
     let set = names.iter().find_map(|name| {
         let value = std::env::var(name).ok().filter(|value| !value.is_empty())?;
-        let number = value.trim().parse().map_err(|_| "it is no number".to_owned());
+        let number = value
+            .trim()
+            .parse()
+            .map_err(|_| "it is no number".to_owned());
         let checked = number.and_then(turnhost_protocol::config::check_heartbeat_secs);
         if let Err(why) = &checked {
             tracing::warn!("{name}={value:?} is ignored: {why}");
@@ -161,8 +170,7 @@ pub fn run(settings: Settings) -> Result<EndCode, StartError> {
 /// A pipe that becomes readable when one of `signals` comes.
 fn signal_pipe(signals: &[i32]) -> Result<OwnedFd, StartError> {
     let failed = |error| StartError::system("take signals")(error);
-    let (reader, writer) =
-        std::os::unix::net::UnixStream::pair().map_err(failed)?;
+    let (reader, writer) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
     for signal in signals {
         let writer = writer.try_clone().map_err(failed)?;
         pipe::register(*signal, writer).map_err(failed)?;

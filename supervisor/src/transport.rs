@@ -127,7 +127,7 @@ impl Sink for FdSink {
 
     fn flush(&mut self) -> io::Result<()> {
         while self.start < self.queue.len() {
-            match write_now(&self.fd, &self.queue[self.start..]) {
+            match write_now(self.fd.as_fd(), &self.queue[self.start..]) {
                 Ok(count) => {
                     self.start += count;
                     self.written += count as u64;
@@ -153,7 +153,7 @@ impl Sink for FdSink {
 }
 
 /// Writes what `fd` takes without waiting; [`Errno::AGAIN`] when that is nothing.
-fn write_now(fd: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+pub(crate) fn write_now(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     // The offset of a stream is given as -1.
     let slices = [IoSlice::new(bytes)];
     match rustix::io::pwritev2(fd, &slices, u64::MAX, ReadWriteFlags::NOWAIT) {
@@ -162,7 +162,7 @@ fn write_now(fd: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
     }
     // A terminal, a file, or an old kernel cannot promise not to wait; then a little goes out
     // where the descriptor polls as writable.
-    let mut polled = [PollFd::new(fd, PollFlags::OUT)];
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     if poll(&mut polled, Some(&Timespec::default()))? == 0 {
         return Err(Errno::AGAIN);
     }
@@ -220,9 +220,7 @@ pub(crate) enum PushError {
 }
 
 /// A pipe from any thread to one that polls.
-pub(crate) fn memory_to_poller(
-    limit_bytes: usize,
-) -> io::Result<(MemoryWriter, MemorySource)> {
+pub(crate) fn memory_to_poller(limit_bytes: usize) -> io::Result<(MemoryWriter, MemorySource)> {
     let memory = Memory::new()?;
     let writer = MemoryWriter {
         memory: Arc::clone(&memory),
