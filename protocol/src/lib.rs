@@ -2,6 +2,7 @@
 //!
 //! No I/O loop, no thread, and nothing that only one of the two needs.
 
+pub mod config;
 pub mod file;
 pub mod frame;
 pub mod home;

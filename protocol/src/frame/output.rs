@@ -88,7 +88,7 @@ pub struct Hello<'a> {
     pub protocol_version: u32,
     pub capabilities: &'a [&'a str],
     pub workers: usize,
-    pub heartbeat_secs: f64,
+    pub heartbeat_secs: serde_json::Number,
 }
 
 /// What a host does, for `hb`.
