@@ -40,7 +40,12 @@ impl Cancel {
         let deadline = Instant::now() + duration;
         let mut lock = self.shared.lock.lock();
         while !self.is_set() {
-            if self.shared.changed.wait_until(&mut lock, deadline).timed_out() {
+            if self
+                .shared
+                .changed
+                .wait_until(&mut lock, deadline)
+                .timed_out()
+            {
                 return self.is_set();
             }
         }

@@ -154,7 +154,9 @@ impl Pool {
         if state.abandoned >= MAX_ABANDONED_TURNS {
             return;
         }
-        let Some(running) = state.running.get_mut(&id) else { return };
+        let Some(running) = state.running.get_mut(&id) else {
+            return;
+        };
         if std::mem::replace(&mut running.abandoned, true) {
             return;
         }
@@ -222,10 +224,14 @@ impl Place {
 
     fn come_back(&self) {
         let mut state = self.shared.state.lock();
-        let Some(running) = state.running.get_mut(&self.id) else { return };
+        let Some(running) = state.running.get_mut(&self.id) else {
+            return;
+        };
         running.waiting -= 1;
         loop {
-            let Some(running) = state.running.get(&self.id) else { return };
+            let Some(running) = state.running.get(&self.id) else {
+                return;
+            };
             if running.holds_place || running.abandoned {
                 return;
             }
@@ -267,10 +273,16 @@ impl Drop for Branch<'_> {
 
 impl Shared {
     fn publish(&self, state: &State) {
-        self.counts.queued.store(state.queue.len(), Ordering::Relaxed);
-        self.counts.active.store(state.running.len(), Ordering::Relaxed);
+        self.counts
+            .queued
+            .store(state.queue.len(), Ordering::Relaxed);
+        self.counts
+            .active
+            .store(state.running.len(), Ordering::Relaxed);
         self.counts.waiting.store(state.waiting, Ordering::Relaxed);
-        self.counts.abandoned.store(state.abandoned, Ordering::Relaxed);
+        self.counts
+            .abandoned
+            .store(state.abandoned, Ordering::Relaxed);
     }
 
     fn may_start(&self, state: &State) -> bool {
@@ -309,7 +321,9 @@ impl Shared {
         if state.waiting >= MAX_WAITING_TURNS {
             return;
         }
-        let Some(running) = state.running.get_mut(&id) else { return };
+        let Some(running) = state.running.get_mut(&id) else {
+            return;
+        };
         if !running.holds_place || running.waiting < running.branches {
             return;
         }
@@ -325,9 +339,16 @@ impl Shared {
         let mut state = self.state.lock();
         loop {
             if self.may_start(&state) {
-                let Some((id, job)) = state.queue.pop_front() else { continue };
-                let running =
-                    Running { holds_place: true, waits: false, abandoned: false, branches: 1, waiting: 0 };
+                let Some((id, job)) = state.queue.pop_front() else {
+                    continue;
+                };
+                let running = Running {
+                    holds_place: true,
+                    waits: false,
+                    abandoned: false,
+                    branches: 1,
+                    waiting: 0,
+                };
                 state.running.insert(id, running);
                 state.computing += 1;
                 // One wake-up may stand for several jobs: pass it on.
@@ -336,7 +357,10 @@ impl Shared {
                 }
                 self.publish(&state);
                 drop(state);
-                let place = Place { shared: Arc::clone(self), id };
+                let place = Place {
+                    shared: Arc::clone(self),
+                    id,
+                };
                 if catch_unwind(AssertUnwindSafe(|| job(&place))).is_err() {
                     tracing::error!(id, "a job of the pool panicked outside its own guard");
                 }
@@ -381,7 +405,15 @@ mod tests {
         let mut first = [begins.recv().unwrap(), begins.recv().unwrap()];
         first.sort_unstable();
         assert_eq!(first, [0, 1]);
-        assert_eq!(pool.load(), Load { queued: 3, active: 2, waiting: 0, abandoned: 0 });
+        assert_eq!(
+            pool.load(),
+            Load {
+                queued: 3,
+                active: 2,
+                waiting: 0,
+                abandoned: 0
+            }
+        );
         assert!(pool.withdraw(3) && !pool.withdraw(3) && !pool.withdraw(0));
         for expected in [2, 4] {
             release.send(()).unwrap();
@@ -411,7 +443,15 @@ mod tests {
         for _ in 0..200 {
             waiting.recv().unwrap();
         }
-        assert_eq!(pool.load(), Load { queued: 0, active: 200, waiting: 200, abandoned: 0 });
+        assert_eq!(
+            pool.load(),
+            Load {
+                queued: 0,
+                active: 200,
+                waiting: 200,
+                abandoned: 0
+            }
+        );
         // All four workers compute at once beside them.
         let barrier = Arc::new(std::sync::Barrier::new(5));
         for id in 200..204 {

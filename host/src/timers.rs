@@ -39,8 +39,12 @@ impl Timers {
     /// It cannot be started.
     pub fn start() -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let timers = Self { shared: Arc::clone(&shared) };
-        thread::Builder::new().name("timers".into()).spawn(move || run(&shared))?;
+        let timers = Self {
+            shared: Arc::clone(&shared),
+        };
+        thread::Builder::new()
+            .name("timers".into())
+            .spawn(move || run(&shared))?;
         Ok(timers)
     }
 
@@ -87,7 +91,9 @@ mod tests {
         let now = Instant::now();
         for delay_ms in [30, 10, 20] {
             let tell = tell.clone();
-            timers.at(now + Duration::from_millis(delay_ms), move || tell.send(delay_ms).unwrap());
+            timers.at(now + Duration::from_millis(delay_ms), move || {
+                tell.send(delay_ms).unwrap()
+            });
         }
         let seen: Vec<u64> = told.iter().take(3).collect();
         assert_eq!(seen, [10, 20, 30]);

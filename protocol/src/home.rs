@@ -77,6 +77,12 @@ impl Home {
         Ok(Self(path))
     }
 
+    /// The home at `path`, which must be absolute.
+    #[must_use]
+    pub fn at(path: &Path) -> Self {
+        Self(path.to_owned())
+    }
+
     /// Makes the home with mode 0700 where it is missing, and checks that it is ours.
     ///
     /// # Errors

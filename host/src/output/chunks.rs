@@ -33,11 +33,19 @@ impl Chunks {
 
     /// Lets `write` append a line; answers its bytes.
     pub fn append(&mut self, urgent: bool, write: impl FnOnce(&mut Vec<u8>)) -> usize {
-        let needs_chunk = self.chunks.back().is_none_or(|last| last.lines.len() >= WRITE_BYTES);
+        let needs_chunk = self
+            .chunks
+            .back()
+            .is_none_or(|last| last.lines.len() >= WRITE_BYTES);
         if needs_chunk {
-            self.chunks.push_back(Chunk { lines: Vec::new(), urgent: false });
+            self.chunks.push_back(Chunk {
+                lines: Vec::new(),
+                urgent: false,
+            });
         }
-        let Some(last) = self.chunks.back_mut() else { return 0 };
+        let Some(last) = self.chunks.back_mut() else {
+            return 0;
+        };
         let before = last.lines.len();
         write(&mut last.lines);
         if urgent && !last.urgent {
@@ -61,7 +69,10 @@ impl Chunks {
     pub fn push_front(&mut self, lines: Vec<u8>) {
         self.bytes += lines.len();
         self.urgent += 1;
-        self.chunks.push_front(Chunk { lines, urgent: true });
+        self.chunks.push_front(Chunk {
+            lines,
+            urgent: true,
+        });
     }
 }
 
@@ -75,7 +86,10 @@ mod tests {
         assert!(chunks.is_empty() && chunks.pop().is_none());
         chunks.append(false, |buffer| buffer.resize(WRITE_BYTES, b'a'));
         assert!(!chunks.is_urgent());
-        assert_eq!(chunks.append(true, |buffer| buffer.extend_from_slice(b"bb\n")), 3);
+        assert_eq!(
+            chunks.append(true, |buffer| buffer.extend_from_slice(b"bb\n")),
+            3
+        );
         assert!(chunks.is_urgent() && chunks.bytes() == WRITE_BYTES + 3);
         assert_eq!(chunks.pop().unwrap().len(), WRITE_BYTES);
         assert!(chunks.is_urgent());

@@ -63,7 +63,11 @@ struct Joined {
 
 impl Lane {
     pub(super) fn new(sid: Arc<str>) -> Self {
-        Self { sid, state: Mutex::default(), room: Condvar::new() }
+        Self {
+            sid,
+            state: Mutex::default(),
+            room: Condvar::new(),
+        }
     }
 
     /// The session.
@@ -143,7 +147,10 @@ impl Lane {
                 shared.unread.fetch_add(text.len(), Ordering::Relaxed);
             }
             None if lines.bytes() >= limits::SESSION_OUTPUT_BYTES => {
-                *joined = Some(Joined { kind, text: text.to_owned() });
+                *joined = Some(Joined {
+                    kind,
+                    text: text.to_owned(),
+                });
                 shared.unread.fetch_add(text.len(), Ordering::Relaxed);
             }
             _ => {
@@ -205,7 +212,11 @@ impl Lane {
     /// Puts the lane into the lists where it belongs and is not yet.
     fn schedule(self: &Arc<Self>, state: &mut State, shared: &Shared) {
         let urgent = state.lines.is_urgent();
-        let missing = if urgent { !state.in_urgent } else { !state.in_deltas && !state.in_urgent };
+        let missing = if urgent {
+            !state.in_urgent
+        } else {
+            !state.in_deltas && !state.in_urgent
+        };
         if !missing || state.is_empty() {
             return;
         }
@@ -252,7 +263,11 @@ impl Lane {
 
 impl State {
     fn must_be_open(&self, turn: TurnNumber) -> Result<(), TurnClosed> {
-        if self.turn == Some(turn) { Ok(()) } else { Err(TurnClosed) }
+        if self.turn == Some(turn) {
+            Ok(())
+        } else {
+            Err(TurnClosed)
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -271,7 +286,11 @@ impl State {
         // What was joined comes first and takes its number first.
         self.flush_joined(sid, shared);
         self.seq += 1;
-        let message = Message::Event { sid, event, seq: self.seq };
+        let message = Message::Event {
+            sid,
+            event,
+            seq: self.seq,
+        };
         self.push_frame(sid, shared, &Frame::Rpc { sid, message });
     }
 
@@ -280,7 +299,9 @@ impl State {
         if shared.is_closed() {
             return;
         }
-        let bytes = self.lines.append(true, |line| frame.encode(shared.max_frame_bytes, line));
+        let bytes = self
+            .lines
+            .append(true, |line| frame.encode(shared.max_frame_bytes, line));
         shared.unread.fetch_add(bytes, Ordering::Relaxed);
     }
 
@@ -291,7 +312,10 @@ impl State {
         };
         let head = self.heads[slot].get_or_insert_with(|| delta_head(sid, name).into());
         // JSON escaping makes a character six times as long at worst.
-        let longest = shared.max_frame_bytes.saturating_sub(head.len() + MAX_DELTA_TAIL_BYTES) / 6;
+        let longest = shared
+            .max_frame_bytes
+            .saturating_sub(head.len() + MAX_DELTA_TAIL_BYTES)
+            / 6;
         let mut rest = text;
         while !rest.is_empty() {
             let part = match json::prefix(rest, limits::MAX_DELTA_BYTES.min(longest)) {
@@ -302,7 +326,9 @@ impl State {
             rest = &rest[part.len()..];
             self.seq += 1;
             let seq = self.seq;
-            let bytes = self.lines.append(false, |line| encode_delta(head, part, seq, line));
+            let bytes = self
+                .lines
+                .append(false, |line| encode_delta(head, part, seq, line));
             shared.unread.fetch_add(bytes, Ordering::Relaxed);
         }
     }

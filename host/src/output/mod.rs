@@ -134,6 +134,11 @@ impl Output {
         }
     }
 
+    /// Sends queued replies on their way by the writer; for threads other than the reader.
+    pub fn wake(&self) {
+        self.shared.wake();
+    }
+
     /// Replaces the heartbeat that waits, if one does. Takes no lock.
     pub fn heartbeat(&self, frame: &Frame<'_>) {
         let mut line = Vec::new();
@@ -167,7 +172,11 @@ impl Output {
     /// The part of this output that belongs to one turn.
     #[must_use]
     pub fn port(&self, lane: Arc<Lane>, turn: TurnNumber) -> Port {
-        Port { output: self.clone(), lane, turn }
+        Port {
+            output: self.clone(),
+            lane,
+            turn,
+        }
     }
 
     /// Waits while so much output is unread that no more input may be taken: SPEC §2.
@@ -218,8 +227,7 @@ impl Shared {
     fn written(&self, bytes: usize) {
         let before = self.unread.fetch_sub(bytes, Ordering::AcqRel);
         let after = before.saturating_sub(bytes);
-        let crossed =
-            before >= limits::UNREAD_OUTPUT_BYTES && after < limits::UNREAD_OUTPUT_BYTES;
+        let crossed = before >= limits::UNREAD_OUTPUT_BYTES && after < limits::UNREAD_OUTPUT_BYTES;
         if crossed || after == 0 {
             // The lock closes the gap between a waiter's look and its wait.
             drop(self.room.lock());
@@ -247,7 +255,8 @@ impl Port {
     /// # Errors
     /// The turn has its terminal frame already.
     pub fn frame(&self, frame: &Frame<'_>, hurry: impl Fn() -> bool) -> Result<(), TurnClosed> {
-        self.lane.wait_for_room(self.turn, &self.output.shared, &hurry)?;
+        self.lane
+            .wait_for_room(self.turn, &self.output.shared, &hurry)?;
         self.lane.append(self.turn, &self.output.shared, frame)
     }
 
@@ -260,8 +269,10 @@ impl Port {
         event: turnhost_protocol::rpc::Event<'_>,
         hurry: impl Fn() -> bool,
     ) -> Result<(), TurnClosed> {
-        self.lane.wait_for_room(self.turn, &self.output.shared, &hurry)?;
-        self.lane.append_event(self.turn, &self.output.shared, event)
+        self.lane
+            .wait_for_room(self.turn, &self.output.shared, &hurry)?;
+        self.lane
+            .append_event(self.turn, &self.output.shared, event)
     }
 
     /// Appends streamed text. When the parent is slow it is joined to what waits; when it is very
@@ -275,13 +286,16 @@ impl Port {
         text: &str,
         hurry: impl Fn() -> bool,
     ) -> Result<(), TurnClosed> {
-        self.lane.wait_for_room(self.turn, &self.output.shared, &hurry)?;
-        self.lane.append_delta(self.turn, &self.output.shared, kind, text)
+        self.lane
+            .wait_for_room(self.turn, &self.output.shared, &hurry)?;
+        self.lane
+            .append_delta(self.turn, &self.output.shared, kind, text)
     }
 
     /// Replaces the activity frame of the turn that waits, if one does.
     pub fn activity(&self, frame: &Frame<'_>) {
-        self.lane.set_activity(self.turn, &self.output.shared, frame);
+        self.lane
+            .set_activity(self.turn, &self.output.shared, frame);
     }
 
     /// Appends the last `events` and the terminal frame, and takes nothing of this turn any more.

@@ -21,8 +21,9 @@ pub(super) fn start(
     on_closed: impl Fn() + Send + Sync + 'static,
 ) -> io::Result<()> {
     let writer = Arc::clone(&shared);
-    let handle =
-        thread::Builder::new().name("writer".into()).spawn(move || run(&writer, &on_closed))?;
+    let handle = thread::Builder::new()
+        .name("writer".into())
+        .spawn(move || run(&writer, &on_closed))?;
     // Set once, here. The thread lives as long as the process: it may stand in a write that the
     // parent never takes, so nobody waits for its end; `Output::finish` waits for its work.
     let _ = shared.writer.set(handle.thread().clone());
@@ -81,13 +82,17 @@ impl Shared {
 
     fn next_lane(&self, urgent: bool) -> Option<Arc<super::Lane>> {
         let mut schedule = self.schedule.lock();
-        if urgent { schedule.urgent.pop_front() } else { schedule.deltas.pop_front() }
+        if urgent {
+            schedule.urgent.pop_front()
+        } else {
+            schedule.deltas.pop_front()
+        }
     }
 
-    fn take_heartbeat(&self) -> Option<Box<Vec<u8>>> {
+    fn take_heartbeat(&self) -> Option<Vec<u8>> {
         let waiting = self.heartbeat.swap(std::ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: a pointer that is not null came from `Box::into_raw`, and the swap made it ours.
-        (!waiting.is_null()).then(|| unsafe { Box::from_raw(waiting) })
+        (!waiting.is_null()).then(|| *unsafe { Box::from_raw(waiting) })
     }
 
     fn write_all(&self, stdout: &MutexGuard<'_, OwnedFd>, mut bytes: &[u8]) {
@@ -117,7 +122,9 @@ impl Shared {
 
 /// Writes the replies from the calling thread, if that cannot block; answers whether none is left.
 pub(super) fn try_write_replies(shared: &Shared) -> bool {
-    let Some(stdout) = shared.stdout.try_lock() else { return false };
+    let Some(stdout) = shared.stdout.try_lock() else {
+        return false;
+    };
     if shared.is_closed() {
         return false;
     }
@@ -163,7 +170,10 @@ fn write(stdout: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
 
 fn is_writable(stdout: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(stdout, PollFlags::OUT)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::OUT)
 }
 

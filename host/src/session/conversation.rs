@@ -22,14 +22,23 @@ impl Profile {
     /// The host's own home.
     #[must_use]
     pub fn default_of(home: &Path) -> Self {
-        Self { home: home.into(), name: "default".into() }
+        Self {
+            home: home.into(),
+            name: "default".into(),
+        }
     }
 
     /// The profile at `home`, named after its folder.
     #[must_use]
     pub fn at(home: &Path) -> Self {
-        let name = home.file_name().unwrap_or(home.as_os_str()).to_string_lossy();
-        Self { home: home.into(), name: name.into() }
+        let name = home
+            .file_name()
+            .unwrap_or(home.as_os_str())
+            .to_string_lossy();
+        Self {
+            home: home.into(),
+            name: name.into(),
+        }
     }
 }
 
@@ -59,7 +68,10 @@ struct State {
 
 impl Conversation {
     pub(super) fn new(key: Arc<str>) -> Self {
-        Self { key, state: Mutex::new(None) }
+        Self {
+            key,
+            state: Mutex::new(None),
+        }
     }
 
     /// The `session_key`.
@@ -71,7 +83,10 @@ impl Conversation {
     /// The profile, once the first turn was prepared.
     #[must_use]
     pub fn profile(&self) -> Option<Profile> {
-        self.state.lock().as_ref().map(|state| state.profile.clone())
+        self.state
+            .lock()
+            .as_ref()
+            .map(|state| state.profile.clone())
     }
 
     /// Takes in what a turn brings: everything when it is the first one of this conversation;
@@ -80,12 +95,20 @@ impl Conversation {
         let mut state = self.state.lock();
         let is_first = state.is_none();
         let state = state.get_or_insert_with(|| {
-            let Setup { profile, cwd, model } = setup();
+            let Setup {
+                profile,
+                cwd,
+                model,
+            } = setup();
             State {
                 profile,
                 cwd: start.cwd.take().unwrap_or(cwd),
                 usage: Usage {
-                    model: start.model_override.as_deref().and_then(model_name).unwrap_or(model),
+                    model: start
+                        .model_override
+                        .as_deref()
+                        .and_then(model_name)
+                        .unwrap_or(model),
                     ..Usage::default()
                 },
                 history: Arc::default(),
@@ -106,7 +129,11 @@ impl Conversation {
     /// The messages so far; a copy that later turns do not change.
     #[must_use]
     pub fn history(&self) -> Arc<Vec<Box<RawValue>>> {
-        self.state.lock().as_ref().map(|state| Arc::clone(&state.history)).unwrap_or_default()
+        self.state
+            .lock()
+            .as_ref()
+            .map(|state| Arc::clone(&state.history))
+            .unwrap_or_default()
     }
 
     /// Adds an exchange and counts it.
@@ -117,10 +144,19 @@ impl Conversation {
             content: T,
         }
         let question = match prompt {
-            Prompt::Text(text) => raw(&Message { role: "user", content: text }),
-            Prompt::Parts(parts) => raw(&Message { role: "user", content: parts }),
+            Prompt::Text(text) => raw(&Message {
+                role: "user",
+                content: text,
+            }),
+            Prompt::Parts(parts) => raw(&Message {
+                role: "user",
+                content: parts,
+            }),
         };
-        let answer = raw(&Message { role: "assistant", content: answer });
+        let answer = raw(&Message {
+            role: "assistant",
+            content: answer,
+        });
         if let Some(state) = &mut *self.state.lock() {
             Arc::make_mut(&mut state.history).extend([question, answer]);
             state.version += 1;
@@ -131,13 +167,20 @@ impl Conversation {
     /// What model calls cost so far.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        self.state.lock().as_ref().map(|state| state.usage.clone()).unwrap_or_default()
+        self.state
+            .lock()
+            .as_ref()
+            .map(|state| state.usage.clone())
+            .unwrap_or_default()
     }
 
     /// Version of the history and number of its messages.
     #[must_use]
     pub fn version_and_count(&self) -> (u64, usize) {
-        self.state.lock().as_ref().map_or((0, 0), |state| (state.version, state.history.len()))
+        self.state
+            .lock()
+            .as_ref()
+            .map_or((0, 0), |state| (state.version, state.history.len()))
     }
 
     /// The session as gateways show it.
@@ -145,7 +188,11 @@ impl Conversation {
     pub fn info(&self, running: bool) -> SessionInfo {
         let state = self.state.lock();
         let (cwd, usage, profile_name) = state.as_ref().map_or_else(Default::default, |state| {
-            (state.cwd.clone(), state.usage.clone(), state.profile.name.to_string())
+            (
+                state.cwd.clone(),
+                state.usage.clone(),
+                state.profile.name.to_string(),
+            )
         });
         SessionInfo {
             model: usage.model.clone(),
@@ -201,7 +248,11 @@ mod tests {
 
     fn setup() -> Setup {
         let profile = Profile::default_of(Path::new("/home/x/.turnhost"));
-        Setup { profile, cwd: "/launch".into(), model: "script".into() }
+        Setup {
+            profile,
+            cwd: "/launch".into(),
+            model: "script".into(),
+        }
     }
 
     #[test]
@@ -214,7 +265,10 @@ mod tests {
         assert_eq!(conversation.version_and_count(), (4, 2));
         conversation.add_exchange(&Prompt::Text("q".into()), "a\"");
         assert_eq!(conversation.version_and_count(), (5, 4));
-        assert_eq!(conversation.history()[3].get(), r#"{"role":"assistant","content":"a\""}"#);
+        assert_eq!(
+            conversation.history()[3].get(),
+            r#"{"role":"assistant","content":"a\""}"#
+        );
         let replace = r#","history":[{}],"history_version":9,"replace_history":true"#;
         conversation.prepare(&mut start(replace), setup);
         assert_eq!(conversation.version_and_count(), (9, 1));
@@ -229,7 +283,10 @@ mod tests {
         };
         check(r#","model_override":{"model":"m2","provider":"p"}"#, "m2");
         check(r#","model_override":"m3""#, "m2");
-        check(r#","pending_model_switch":{"raw":"m4 --provider custom"}"#, "m4");
+        check(
+            r#","pending_model_switch":{"raw":"m4 --provider custom"}"#,
+            "m4",
+        );
         check("", "m4");
     }
 }

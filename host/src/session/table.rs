@@ -176,10 +176,16 @@ impl Sessions {
             (None, Some(session)) => Arc::clone(session.conversation.key()),
             (None, None) => start.sid.as_str().into(),
         };
-        let holder = state.conversations.get(&key).and_then(|known| known.shown_by.clone());
+        let holder = state
+            .conversations
+            .get(&key)
+            .and_then(|known| known.shown_by.clone());
         let other = holder.filter(|holder| **holder != *start.sid);
         if let Some(other) = &other
-            && state.sessions.get(other).is_some_and(|session| session.live.is_some())
+            && state
+                .sessions
+                .get(other)
+                .is_some_and(|session| session.live.is_some())
         {
             return Err(Refusal::Busy);
         }
@@ -217,7 +223,9 @@ impl Sessions {
         }
         state.request_ids.insert(request_id.clone());
         state.live_turns += 1;
-        self.shared.live_sessions.store(state.sessions.len(), Ordering::Relaxed);
+        self.shared
+            .live_sessions
+            .store(state.sessions.len(), Ordering::Relaxed);
         turn.port.open();
         accept(&lane);
         Ok(turn)
@@ -227,8 +235,12 @@ impl Sessions {
     #[must_use]
     pub fn is_outdated(&self, turn: &Turn) -> bool {
         let state = self.shared.state.lock();
-        let newest = state.sessions.get(&turn.sid).and_then(|session| session.generation);
-        turn.generation.is_some_and(|own| newest.is_some_and(|newest| own < newest))
+        let newest = state
+            .sessions
+            .get(&turn.sid)
+            .and_then(|session| session.generation);
+        turn.generation
+            .is_some_and(|own| newest.is_some_and(|newest| own < newest))
     }
 
     /// Asks the turn of `sid` to end. `answer` is called with whether the session is known, before
@@ -260,8 +272,14 @@ impl Sessions {
         let info = turn.conversation.info(false);
         let (history_version, message_count) = turn.conversation.version_and_count();
         let mut state = self.shared.state.lock();
-        let Some(session) = state.sessions.get_mut(&turn.sid) else { return false };
-        if session.live.as_ref().is_none_or(|live| live.number != turn.number) {
+        let Some(session) = state.sessions.get_mut(&turn.sid) else {
+            return false;
+        };
+        if session
+            .live
+            .as_ref()
+            .is_none_or(|live| live.number != turn.number)
+        {
             return false;
         }
         session.live = None;
@@ -286,9 +304,15 @@ impl Sessions {
                 }),
             ),
             Terminal::Error { reason, message } => {
-                let execution_state =
-                    if started { ExecutionState::Unknown } else { ExecutionState::NotStarted };
-                let event = Event::Error { message: message.clone().into(), reason: Some(reason.name()) };
+                let execution_state = if started {
+                    ExecutionState::Unknown
+                } else {
+                    ExecutionState::NotStarted
+                };
+                let event = Event::Error {
+                    message: message.clone().into(),
+                    reason: Some(reason.name()),
+                };
                 (
                     started.then_some(event),
                     Frame::TurnError(TurnError {
@@ -321,7 +345,9 @@ impl Sessions {
     /// Ends the session `sid`, after its turn if it has one: SPEC §3.
     pub fn close(&self, sid: &str, request_id: &RequestId) -> Closing {
         let mut state = self.shared.state.lock();
-        let Some(session) = state.sessions.get_mut(sid) else { return Closing::Unknown };
+        let Some(session) = state.sessions.get_mut(sid) else {
+            return Closing::Unknown;
+        };
         let Some(turn) = session.live.clone() else {
             self.close_now(&mut state, sid, std::slice::from_ref(request_id));
             return Closing::Closed;
@@ -333,15 +359,19 @@ impl Sessions {
     }
 
     fn close_now(&self, state: &mut State, sid: &str, request_ids: &[RequestId]) {
-        let Some(session) = state.sessions.remove(sid) else { return };
+        let Some(session) = state.sessions.remove(sid) else {
+            return;
+        };
         state.conversations.remove(session.conversation.key());
-        self.shared.live_sessions.store(state.sessions.len(), Ordering::Relaxed);
+        self.shared
+            .live_sessions
+            .store(state.sessions.len(), Ordering::Relaxed);
         finalize(sid, &session, "session_close");
         for request_id in request_ids {
             let ack = Frame::SessionCloseAck { sid, request_id };
             self.shared.output.reply_in_order(&session.lane, &ack);
         }
-        self.shared.output.flush();
+        self.shared.output.wake();
     }
 
     /// Admits no more turns; answers those that are live.
@@ -355,7 +385,12 @@ impl Sessions {
     pub fn wait_until_settled(&self, deadline: Instant) -> Vec<Arc<Turn>> {
         let mut state = self.shared.state.lock();
         while state.live_turns > 0 {
-            if self.shared.settled.wait_until(&mut state, deadline).timed_out() {
+            if self
+                .shared
+                .settled
+                .wait_until(&mut state, deadline)
+                .timed_out()
+            {
                 break;
             }
         }
@@ -381,15 +416,20 @@ impl Sessions {
     pub fn is_live(&self, turn: &Turn) -> bool {
         let state = self.shared.state.lock();
         let session = state.sessions.get(&turn.sid);
-        session.and_then(|session| session.live.as_ref()).is_some_and(|live| live.number == turn.number)
+        session
+            .and_then(|session| session.live.as_ref())
+            .is_some_and(|live| live.number == turn.number)
     }
 
     /// The sessions that have a turn, sorted.
     #[must_use]
     pub fn busy_sids(&self) -> Vec<String> {
         let state = self.shared.state.lock();
-        let mut sids: Vec<String> =
-            state.live_turns().iter().map(|turn| turn.sid.to_string()).collect();
+        let mut sids: Vec<String> = state
+            .live_turns()
+            .iter()
+            .map(|turn| turn.sid.to_string())
+            .collect();
         sids.sort_unstable();
         sids
     }
@@ -402,7 +442,10 @@ impl Sessions {
             .conversations
             .values()
             .map(|known| {
-                let session = known.shown_by.as_ref().and_then(|sid| state.sessions.get(sid));
+                let session = known
+                    .shown_by
+                    .as_ref()
+                    .and_then(|sid| state.sessions.get(sid));
                 let live = session.and_then(|session| session.live.as_ref());
                 SessionLine {
                     session_key: known.conversation.key().to_string(),
@@ -436,17 +479,24 @@ impl Sessions {
 
 impl State {
     fn live_turns(&self) -> Vec<Arc<Turn>> {
-        self.sessions.values().filter_map(|session| session.live.clone()).collect()
+        self.sessions
+            .values()
+            .filter_map(|session| session.live.clone())
+            .collect()
     }
 
     /// Gives the idle session `from` the new name `to`: a window that came back.
     fn move_session(&mut self, from: &str, to: &str, output: &Output) {
-        let Some(moved) = self.sessions.remove(from) else { return };
+        let Some(moved) = self.sessions.remove(from) else {
+            return;
+        };
         let lane = output.lane(to);
         if let Some(known) = self.conversations.get_mut(moved.conversation.key()) {
             known.shown_by = Some(Arc::clone(lane.sid()));
         }
-        if let Some(replaced) = self.sessions.insert(Arc::clone(lane.sid()), Session { lane, ..moved })
+        if let Some(replaced) = self
+            .sessions
+            .insert(Arc::clone(lane.sid()), Session { lane, ..moved })
             && let Some(known) = self.conversations.get_mut(replaced.conversation.key())
         {
             known.shown_by = None;
@@ -455,26 +505,31 @@ impl State {
 
     /// The session `sid`, showing the conversation `key`; either is made where it is missing.
     fn bind(&mut self, sid: &str, key: &Arc<str>, output: &Output) -> &mut Session {
-        let known = self.conversations.entry(Arc::clone(key)).or_insert_with(|| Known {
-            conversation: Arc::new(Conversation::new(Arc::clone(key))),
-            shown_by: None,
-            last_active: 0.0,
-        });
+        let known = self
+            .conversations
+            .entry(Arc::clone(key))
+            .or_insert_with(|| Known {
+                conversation: Arc::new(Conversation::new(Arc::clone(key))),
+                shown_by: None,
+                last_active: 0.0,
+            });
         known.last_active = seconds_since_1970();
         let conversation = Arc::clone(&known.conversation);
-        if !self.sessions.contains_key(sid) {
-            let lane = output.lane(sid);
-            let session = Session {
+        let Self {
+            sessions,
+            conversations,
+            ..
+        } = self;
+        let lane = output.lane(sid);
+        let session = sessions
+            .entry(Arc::clone(lane.sid()))
+            .or_insert_with(|| Session {
+                lane,
                 conversation: Arc::clone(&conversation),
                 live: None,
                 generation: None,
                 closing: Vec::new(),
-                lane: Arc::clone(&lane),
-            };
-            self.sessions.insert(Arc::clone(lane.sid()), session);
-        }
-        let Self { sessions, conversations, .. } = self;
-        let session = sessions.get_mut(sid).expect("it was inserted above");
+            });
         if session.conversation.key() != key
             && let Some(hidden) = conversations.get_mut(session.conversation.key())
         {
@@ -490,9 +545,11 @@ impl State {
 
 fn finalize(sid: &str, session: &Session, end_reason: &str) {
     let session_key = &**session.conversation.key();
-    tracing::info!(sid, session_key, end_reason, "session finalized");
+    tracing::info!(sid, session_key, %end_reason, "session finalized");
 }
 
 fn seconds_since_1970() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |since| since.as_secs_f64())
 }
