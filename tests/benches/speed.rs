@@ -350,7 +350,10 @@ fn interrupts(table: &mut Table) {
     for number in 0..WORKERS {
         let sid = format!("s{number}");
         let steps = if number < FLOODS {
-            json!([{"deltas": {"count": 1_000_000_000, "text": "word "}}])
+            json!(vec![
+                json!({"deltas": {"count": 10_000_000, "text": "word "}});
+                50
+            ])
         } else {
             json!([{"stuck_ms": 3_600_000}])
         };

@@ -1,7 +1,7 @@
 //! Frames as they arrive, and what SPEC says of every one of them.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Index;
 use std::sync::OnceLock;
 
@@ -17,6 +17,8 @@ pub struct Frame {
     kind: String,
     sid: Option<String>,
     request_id: Option<String>,
+    /// The same, where it is text.
+    request_id_text: Option<String>,
     host_ns: u64,
     event: Option<Event>,
     value: OnceLock<Value>,
@@ -82,6 +84,9 @@ impl Frame {
             kind: head.kind.into_owned(),
             sid: head.sid.map(Cow::into_owned),
             request_id: head.request_id.map(|id| id.get().to_owned()),
+            request_id_text: head
+                .request_id
+                .and_then(|id| serde_json::from_str(id.get()).ok()),
             host_ns: head.host_ns,
             event,
             value: OnceLock::new(),
@@ -113,12 +118,16 @@ impl Frame {
         self.request_id.as_deref()
     }
 
+    /// The `request_id`, where it is text.
+    #[must_use]
+    pub fn request_id(&self) -> Option<&str> {
+        self.request_id_text.as_deref()
+    }
+
     /// Whether the `request_id` is the text `id`.
     #[must_use]
     pub fn answers(&self, id: &str) -> bool {
-        self.request_id
-            .as_deref()
-            .is_some_and(|json| json == Value::from(id).to_string())
+        self.request_id() == Some(id)
     }
 
     /// When the host wrote it, on CLOCK_MONOTONIC.
@@ -190,6 +199,7 @@ fn event_of(message: &RawValue, sid: Option<&str>) -> Result<Option<Event>, Stri
 #[derive(Debug, Default)]
 pub struct Order {
     last_seq: HashMap<String, u64>,
+    closed: HashSet<String>,
     frames: u64,
 }
 
@@ -207,11 +217,13 @@ impl Order {
             return Ok(());
         };
         if frame.kind() == "session.close.ack" {
-            self.last_seq.remove(sid);
+            self.closed.insert(sid.to_owned());
         }
         if let Some(event) = &frame.event {
             let last = self.last_seq.entry(sid.to_owned()).or_default();
-            if event.seq != *last + 1 {
+            // A new session under the name of a closed one may count from the start.
+            let may_restart = self.closed.remove(sid);
+            if event.seq != *last + 1 && !(may_restart && event.seq == 1) {
                 return Err(format!("seq {} comes after {last}", event.seq));
             }
             *last = event.seq;

@@ -40,13 +40,22 @@ pub struct Options {
     without_home_flag: bool,
     shell: Option<String>,
     max_frame_bytes: Option<usize>,
+    heartbeat_secs: Option<String>,
 }
 
 impl Options {
-    /// A host in a home of its own, without heartbeats.
+    /// A host in a home of its own, without heartbeats. `Options::default()` gives no flag at all
+    /// but the home.
     #[must_use]
     pub fn new() -> Self {
-        Self::default().args(["--heartbeat-secs", "0"])
+        Self::default().heartbeat_secs("0")
+    }
+
+    /// Sets `--heartbeat-secs`.
+    #[must_use]
+    pub fn heartbeat_secs(mut self, seconds: &str) -> Self {
+        self.heartbeat_secs = Some(seconds.to_owned());
+        self
     }
 
     /// The same, which also plays the steps that break a host on purpose.
@@ -199,6 +208,9 @@ impl Host {
         };
         if !options.without_home_flag {
             command.arg("--home").arg(&home);
+        }
+        if let Some(seconds) = &options.heartbeat_secs {
+            command.args(["--heartbeat-secs", seconds]);
         }
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut child = command

@@ -15,8 +15,8 @@ fn check_probes(host: &Host, count: usize) {
     let mut seen = vec![0_u32; count];
     for frame in host.frames() {
         let number = frame
-            .request_id_json()
-            .and_then(|id| id.strip_prefix("\"probe ")?.strip_suffix('"')?.parse().ok());
+            .request_id()
+            .and_then(|id| id.strip_prefix("probe ")?.parse().ok());
         if let Some(number) = number {
             let number: usize = number;
             seen[number] += 1;
