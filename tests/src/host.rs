@@ -143,6 +143,10 @@ struct State {
     reading_stopped: bool,
     closing_output: bool,
     output_ended: bool,
+    /// Whether reading was ever stopped: a host that ends while its pipe is full cannot finish the
+    /// line that it was writing.
+    may_tear: bool,
+    log_ended: bool,
 }
 
 impl Shared {
@@ -316,7 +320,10 @@ impl Host {
 
     /// Stops reading stdout, after what the pipe and one buffer hold.
     pub fn stop_reading(&self) {
-        self.shared.change(|state| state.reading_stopped = true);
+        self.shared.change(|state| {
+            state.reading_stopped = true;
+            state.may_tear = true;
+        });
     }
 
     /// Reads stdout again.
@@ -540,7 +547,7 @@ impl Host {
         assert!(wait_exit(self.host_fd(), DEADLINE), "the host still runs");
         let deadline = Instant::now() + DEADLINE;
         self.wait_while(deadline, "the end of its output", |state| {
-            !state.output_ended && !state.reading_stopped
+            !(state.log_ended && (state.output_ended || state.reading_stopped))
         });
     }
 
@@ -743,8 +750,12 @@ fn read_output(shared: &Shared, stdout: ChildStdout, max_frame_bytes: usize) {
 
 impl State {
     fn take(&mut self, mut line: Vec<u8>, max_frame_bytes: usize) -> Result<(), String> {
-        if line.pop() != Some(b'\n') {
-            return Err("a line ends".into());
+        if line.pop_if(|last| *last == b'\n').is_none() {
+            return if self.may_tear {
+                Ok(())
+            } else {
+                Err("a line ends".into())
+            };
         }
         if line.len() > max_frame_bytes {
             return Err(format!("a line has at most {max_frame_bytes} bytes"));
@@ -761,7 +772,7 @@ fn read_log(shared: &Shared, mut stderr: impl Read) {
     let mut buffer = [0; 4096];
     loop {
         match stderr.read(&mut buffer) {
-            Ok(0) | Err(_) => return,
+            Ok(0) | Err(_) => return shared.change(|state| state.log_ended = true),
             Ok(count) => shared.change(|state| state.stderr.extend_from_slice(&buffer[..count])),
         }
     }

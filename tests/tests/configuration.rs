@@ -6,7 +6,6 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use serde_json::json;
 use turnhost_tests::host::Exit;
 use turnhost_tests::{Host, Options, probe, turn};
 
@@ -46,7 +45,7 @@ fn a_bad_flag_is_a_usage_error_that_names_it() {
         (vec!["--no-such-flag"], "--no-such-flag"),
         (vec!["--workers", "many"], "--workers"),
         (vec!["--workers", "1"], "2"),
-        (vec!["--heartbeat-secs", "-1"], "--heartbeat-secs"),
+        (vec!["--heartbeat-secs=-1"], "--heartbeat-secs"),
         (vec!["--heartbeat-secs", "soon"], "--heartbeat-secs"),
         (vec!["--max-frame-bytes", "1023"], "1024"),
         (vec!["--max-frame-bytes", "1073741825"], "1073741824"),
@@ -140,10 +139,8 @@ fn flags_win_over_the_environment_and_that_over_the_config() {
     let home = home_with_config("host:\n  workers: 3\n  heartbeat_secs: 7\nagent: script\n");
     let hello = |options: Options| {
         let host = Host::start(options.home(home.path()));
-        (
-            host.hello()["workers"].clone(),
-            host.hello()["heartbeat_secs"].clone(),
-        )
+        let hello = host.hello();
+        (hello["workers"].as_u64(), hello["heartbeat_secs"].as_f64())
     };
     let own = |options: Options| {
         options
@@ -157,10 +154,10 @@ fn flags_win_over_the_environment_and_that_over_the_config() {
     };
     let plain = Options::default;
     let flags = || plain().args(["--workers", "6", "--heartbeat-secs", "10"]);
-    assert_eq!(hello(plain()), (json!(3), json!(7.0)));
-    assert_eq!(hello(reference(plain())), (json!(5), json!(9.0)));
-    assert_eq!(hello(own(reference(plain()))), (json!(4), json!(8.0)));
-    assert_eq!(hello(own(reference(flags()))), (json!(6), json!(10.0)));
+    assert_eq!(hello(plain()), (Some(3), Some(7.0)));
+    assert_eq!(hello(reference(plain())), (Some(5), Some(9.0)));
+    assert_eq!(hello(own(reference(plain()))), (Some(4), Some(8.0)));
+    assert_eq!(hello(own(reference(flags()))), (Some(6), Some(10.0)));
 }
 
 #[test]
@@ -268,14 +265,14 @@ fn a_home_that_cannot_be_written_is_a_warning() {
         if can_mount() {
             let host = Host::start(mounted(r#"mount -o remount,ro "$HOME""#));
             let host = check_works(host);
-            assert!(host.stderr().contains("WARN") && host.stderr().contains("logs"));
+            assert!(host.stderr().contains("logs/turnhost.log"));
         }
         return;
     }
     let home = tempfile::tempdir().expect("a temporary folder");
     fs::set_permissions(home.path(), fs::Permissions::from_mode(0o500)).expect("it is ours");
     let host = check_works(Host::start(Options::new().home(home.path())));
-    assert!(host.stderr().contains("WARN") && host.stderr().contains("logs"));
+    assert!(host.stderr().contains("logs/turnhost.log"));
 }
 
 #[test]
@@ -283,7 +280,7 @@ fn a_full_home_costs_the_log_not_the_host() {
     if is_root() && can_mount() {
         let fill = r#"{ dd if=/dev/zero of="$HOME/fill" bs=1k count=100 2>/dev/null || true; }"#;
         let host = check_works(Host::start(mounted(fill)));
-        assert!(host.stderr().contains("WARN"), "{}", host.stderr());
+        assert!(host.stderr().contains("logs/turnhost.log"));
     }
     // A log on a device that is always full.
     let home = tempfile::tempdir().expect("a temporary folder");

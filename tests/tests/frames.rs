@@ -372,12 +372,11 @@ fn sessions_are_listed() {
 
 #[test]
 fn closing_a_session_finalizes_it_and_takes_it_out_of_memory() {
-    let host = Host::start(Options::new());
+    let mut host = Host::start(Options::new());
     host.ask(&turn("s", "r", "x"));
     let ack = host.ask(&close("s", "c"));
     assert_eq!((ack.kind(), ack.sid()), ("session.close.ack", Some("s")));
     assert!(live_sids(&host, "l").is_empty());
-    assert_eq!(host.finalized().len(), 1);
     // It is unknown from then on, and its name is free.
     for sid in ["s", "never"] {
         let error = host.ask(&close(sid, &format!("again {sid}")));
@@ -387,6 +386,11 @@ fn closing_a_session_finalizes_it_and_takes_it_out_of_memory() {
         );
     }
     assert_eq!(host.ask(&turn("s", "r2", "x")).kind(), "turn.end");
+    host.close_stdin();
+    host.exit();
+    let finalized = host.finalized();
+    assert_eq!(finalized.len(), 2, "each of the two once: {finalized:?}");
+    assert!(finalized.iter().all(|(sid, _)| sid == "s"));
 }
 
 #[test]

@@ -261,7 +261,7 @@ fn the_number_of_workers_comes_from_the_flag_then_the_environment() {
     check(&[], &[(reference, "not-an-int")], 8, true);
     check(&[], &[(own, "4.5")], 8, true);
     check(&[], &[(own, "1")], 2, false);
-    check(&[], &[(reference, "0")], 2, false);
+    check(&[], &[(reference, "1")], 2, false);
     check(&["--workers", "2"], &[], 2, false);
 }
 
