@@ -83,6 +83,7 @@ pub(crate) struct Driver<S, K> {
 struct Ready {
     input: bool,
     host_output: bool,
+    host_input_broken: bool,
     host_ended: bool,
     terminated: bool,
     child_ended: bool,
@@ -154,6 +155,10 @@ impl<S: Source, K: Sink> Driver<S, K> {
         if ready.host_ended {
             self.host_ended();
         }
+        if ready.host_input_broken {
+            self.close_host_input();
+            self.handle(Event::HostPipeClosed, &[]);
+        }
         if ready.child_ended {
             clear(self.child_ended.as_ref());
             reap_strangers(self.host.as_ref().map(|host| host.process.pid()));
@@ -191,13 +196,17 @@ impl<S: Source, K: Sink> Driver<S, K> {
         });
         let mut host_output = None;
         let mut host_ended = None;
+        let mut host_input_broken = None;
         if let Some(host) = self.host.as_ref().filter(|host| !host.ended) {
             host_ended = Some(add(host.process.pidfd(), PollFlags::IN));
             let output = host.output.as_ref().filter(|_| self.reads_host());
             host_output = output.map(|output| add(output.source().fd(), PollFlags::IN));
-            if let Some(sink) = host.input.as_ref().filter(|sink| sink.waiting() > 0) {
+            if let Some(sink) = &host.input {
+                // Without anything to write it still shows when the host closes its end.
                 let (fd, flags) = sink.wait_for();
-                add(fd, flags);
+                let idle = sink.waiting() == 0;
+                let index = add(fd, if idle { PollFlags::empty() } else { flags });
+                host_input_broken = Some(index).filter(|_| idle);
             }
         }
         if self.output.waiting() > 0 && !self.output_broken {
@@ -219,6 +228,7 @@ impl<S: Source, K: Sink> Driver<S, K> {
         Ready {
             input: is_ready(input),
             host_output: is_ready(host_output),
+            host_input_broken: is_ready(host_input_broken),
             host_ended: is_ready(host_ended),
             terminated: is_ready(terminated),
             child_ended: is_ready(child_ended),
@@ -292,12 +302,9 @@ impl<S: Source, K: Sink> Driver<S, K> {
                 _ => break,
             }
         }
+        self.close_host_input();
         let Some(host) = &mut self.host else { return };
         host.output = None;
-        host.written = host
-            .input
-            .take()
-            .map_or(host.written, |sink| sink.written());
         host.ended = true;
         let written = host.written;
         self.handle(Event::HostExited { exit, written }, &[]);
@@ -461,14 +468,21 @@ impl<S: Source, K: Sink> Driver<S, K> {
         }
         let Some(host) = &mut self.host else { return };
         let Some(sink) = &mut host.input else { return };
-        let flushed = sink.flush();
-        let broken = flushed.is_err();
-        if broken || (host.close_input && sink.waiting() == 0) {
-            host.written = sink.written();
-            host.input = None;
+        let broken = sink.flush().is_err();
+        let done = host.close_input && sink.waiting() == 0;
+        if broken || done {
+            self.close_host_input();
         }
-        if broken && !host.close_input {
+        if broken {
             self.handle(Event::HostPipeClosed, &[]);
+        }
+    }
+
+    fn close_host_input(&mut self) {
+        if let Some(host) = &mut self.host
+            && let Some(sink) = host.input.take()
+        {
+            host.written = sink.written();
         }
     }
 }

@@ -503,3 +503,13 @@ pub fn wait_gone(pid: i32) {
         thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// Whether a process ends, or is a zombie, within [`DEADLINE`].
+#[must_use]
+pub fn ends(pid: i32) -> bool {
+    let deadline = Instant::now() + DEADLINE;
+    while lives(pid) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(5));
+    }
+    !lives(pid)
+}
