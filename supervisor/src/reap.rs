@@ -216,7 +216,7 @@ fn start_time(pid: i32) -> Option<f64> {
 
 fn reap_process(pid: i32, claim: &impl Claim) -> Outcome {
     // Neither init nor ourselves nor a group can be what was registered.
-    let Some(process) = Pid::from_raw(pid).filter(|_| pid > 1) else {
+    let Some(process) = (pid > 1).then(|| Pid::from_raw(pid)).flatten() else {
         return Outcome::InvalidRegistry;
     };
     if process == rustix::process::getpid() {

@@ -135,7 +135,8 @@ pub struct Gateway {
     pidfd: OwnedFd,
     stdin: Option<ChildStdin>,
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    frame_reader: Option<JoinHandle<()>>,
+    log_reader: Option<JoinHandle<()>>,
     _own_home: Option<TempDir>,
 }
 
@@ -188,23 +189,22 @@ impl Gateway {
         };
         let shared = Arc::new(Shared::default());
         let (frames, log) = (Arc::clone(&shared), Arc::clone(&shared));
-        let threads = vec![
-            thread::spawn(move || read_frames(&frames, BufReader::new(stdout))),
-            thread::spawn(move || {
-                let mut buffer = [0; 4096];
-                while let Ok(count @ 1..) = stderr.read(&mut buffer) {
-                    let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
-                    log.change(|state| state.stderr.push_str(&text));
-                }
-            }),
-        ];
+        let frame_reader = thread::spawn(move || read_frames(&frames, BufReader::new(stdout)));
+        let log_reader = thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(count @ 1..) = stderr.read(&mut buffer) {
+                let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
+                log.change(|state| state.stderr.push_str(&text));
+            }
+        });
         Self {
             home,
             pidfd: pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).expect("it is ours"),
             stdin: child.stdin.take(),
             child,
             shared,
-            threads,
+            frame_reader: Some(frame_reader),
+            log_reader: Some(log_reader),
             _own_home: own_home,
         }
     }
@@ -400,8 +400,9 @@ impl Gateway {
             "the supervisor still runs"
         );
         let exit = Exit::of(self.child.wait().expect("it is ours"));
-        for thread in self.threads.drain(..) {
-            thread.join().expect("a reader of the harness");
+        // A host that outlives its supervisor still holds stderr.
+        if let Some(reader) = self.frame_reader.take() {
+            reader.join().expect("a reader of the harness");
         }
         exit
     }
