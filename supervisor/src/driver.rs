@@ -186,13 +186,13 @@ impl<S: Source, K: Sink> Driver<S, K> {
         };
         let open_input = self.input.as_ref().filter(|_| self.end.is_none());
         let input = open_input.map(|input| {
-            // Without room only the gateway's end is waited for.
-            let flags = if self.reads_gateway() {
-                PollFlags::IN
+            // Without room only the gateway's end is waited for; then what is left is read after all.
+            let (fd, flags) = if self.reads_gateway() {
+                (input.source().fd(), PollFlags::IN)
             } else {
-                PollFlags::empty()
+                input.source().hangup()
             };
-            add(input.source().fd(), flags)
+            add(fd, flags)
         });
         let mut host_output = None;
         let mut host_ended = None;

@@ -7,6 +7,7 @@ mod child;
 pub mod core;
 mod driver;
 mod environment;
+mod late;
 pub mod log;
 pub mod reap;
 pub mod registry;
@@ -14,7 +15,9 @@ pub mod relay;
 pub mod replay;
 mod session;
 pub mod status;
+pub mod supervisor;
 mod transport;
 
 pub use child::default_host;
 pub use environment::EnvFlag;
+pub use supervisor::HostSupervisor;

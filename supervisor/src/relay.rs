@@ -55,6 +55,9 @@ pub enum StartError {
     /// What a dead supervisor left cannot be looked after.
     #[error(transparent)]
     Reap(#[from] ReapError),
+    /// The first host did not start.
+    #[error("{0}")]
+    FirstHost(String),
     /// Something that this process needs of the system.
     #[error("cannot {action}: {source}")]
     System {

@@ -25,6 +25,9 @@ pub(crate) trait Source: Read {
 
     /// The descriptor was found readable: the next read will not wait.
     fn set_ready(&mut self);
+
+    /// What is polled, and for what, while input is left where it is: it shows the end only.
+    fn hangup(&self) -> (BorrowedFd<'_>, PollFlags);
 }
 
 /// Where lines go.
@@ -87,6 +90,10 @@ impl Source for FdSource {
 
     fn set_ready(&mut self) {
         self.ready = true;
+    }
+
+    fn hangup(&self) -> (BorrowedFd<'_>, PollFlags) {
+        (self.fd.as_fd(), PollFlags::RDHUP)
     }
 }
 
@@ -176,6 +183,8 @@ struct Memory {
     readable: Condvar,
     /// The same as a descriptor, for a reader that polls; or that there is room, for a writer.
     event: OwnedFd,
+    /// Readable once the pipe is closed.
+    hangup: OwnedFd,
 }
 
 #[derive(Default)]
@@ -190,12 +199,12 @@ impl Memory {
             state: Mutex::default(),
             readable: Condvar::new(),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            hangup: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         }))
     }
 
     fn signal(&self) {
-        // A counter that is full is readable already.
-        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        raise(&self.event);
     }
 
     fn clear(&self) {
@@ -207,7 +216,13 @@ impl Memory {
         self.state.lock().closed = true;
         self.readable.notify_all();
         self.signal();
+        raise(&self.hangup);
     }
+}
+
+fn raise(event: &OwnedFd) {
+    // A counter that is full is readable already.
+    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }
 
 /// Why a memory pipe takes no frame.
@@ -226,7 +241,11 @@ pub(crate) fn memory_to_poller(limit_bytes: usize) -> io::Result<(MemoryWriter, 
         memory: Arc::clone(&memory),
         limit_bytes,
     };
-    Ok((writer, MemorySource { memory }))
+    let source = MemorySource {
+        memory,
+        ready: false,
+    };
+    Ok((writer, source))
 }
 
 /// A pipe from a thread that polls to one that waits.
@@ -276,10 +295,14 @@ impl Drop for MemoryWriter {
 /// The end that a polling thread reads.
 pub(crate) struct MemorySource {
     memory: Arc<Memory>,
+    ready: bool,
 }
 
 impl Read for MemorySource {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if !std::mem::take(&mut self.ready) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let mut state = self.memory.state.lock();
         let count = state.bytes.len().min(into.len());
         if count == 0 {
@@ -304,7 +327,13 @@ impl Source for MemorySource {
         self.memory.event.as_fd()
     }
 
-    fn set_ready(&mut self) {}
+    fn set_ready(&mut self) {
+        self.ready = true;
+    }
+
+    fn hangup(&self) -> (BorrowedFd<'_>, PollFlags) {
+        (self.memory.hangup.as_fd(), PollFlags::IN)
+    }
 }
 
 impl Drop for MemorySource {
@@ -418,14 +447,17 @@ mod tests {
         let (writer, mut source) = memory_to_poller(10).unwrap();
         writer.push_line(b"12345").unwrap();
         assert_eq!(writer.push_line(b"12345"), Err(PushError::Full));
-        let mut buffer = [0; 64];
-        assert_eq!(source.read(&mut buffer).unwrap(), 6);
-        assert!(source.read(&mut buffer).is_err());
+        let mut read = || {
+            source.set_ready();
+            source.read(&mut [0; 64]).ok()
+        };
+        assert_eq!(read(), Some(6));
+        assert_eq!(read(), None);
         writer.push_line(b"12345").unwrap();
         writer.close();
         assert_eq!(writer.push_line(b"1"), Err(PushError::Closed));
-        assert_eq!(source.read(&mut buffer).unwrap(), 6);
-        assert_eq!(source.read(&mut buffer).unwrap(), 0);
+        assert_eq!(read(), Some(6));
+        assert_eq!(read(), Some(0));
     }
 
     #[test]

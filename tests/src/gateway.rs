@@ -136,7 +136,8 @@ pub struct Gateway {
     stdin: Option<ChildStdin>,
     shared: Arc<Shared>,
     frame_reader: Option<JoinHandle<()>>,
-    log_reader: Option<JoinHandle<()>>,
+    /// Ends when the last process that has its stderr ends.
+    _log_reader: JoinHandle<()>,
     _own_home: Option<TempDir>,
 }
 
@@ -204,7 +205,7 @@ impl Gateway {
             child,
             shared,
             frame_reader: Some(frame_reader),
-            log_reader: Some(log_reader),
+            _log_reader: log_reader,
             _own_home: own_home,
         }
     }

@@ -57,6 +57,12 @@ impl Kind {
         })
     }
 
+    /// Whether a frame of the type `name` is the answer to one with its `request_id`.
+    #[must_use]
+    pub fn is_answer(name: &str) -> bool {
+        name == "error" || Self::of_answer(name).is_some()
+    }
+
     /// What a host's frame of the type `name` answers; an `error` answers any.
     pub(super) fn of_answer(name: &str) -> Option<Self> {
         Some(match name {
