@@ -3,6 +3,8 @@
 //! Input is repaired once, in place, before anything parses it, so that no later step has to know
 //! about lone surrogates; and raw values are made safe to stand in a line of their own.
 
+use std::borrow::Cow;
+
 use serde_json::value::RawValue;
 
 /// Replaces each escaped lone surrogate inside `line` by an escaped U+FFFD: SPEC §2.
@@ -10,11 +12,6 @@ use serde_json::value::RawValue;
 /// Both escapes are six bytes long, so the line keeps its length. A pair stays as it is, and so
 /// does an escaped backslash before a `u`.
 pub fn replace_lone_surrogates(line: &mut [u8]) {
-    if memchr::memmem::find(line, b"\\ud").is_none()
-        && memchr::memmem::find(line, b"\\uD").is_none()
-    {
-        return;
-    }
     let mut at = 0;
     while let Some(found) = memchr::memchr(b'\\', &line[at..]) {
         let escape = at + found;
@@ -75,12 +72,12 @@ pub fn prefix(text: &str, bytes: usize) -> &str {
 
 /// `text` cut for use in a message, with a mark where something is missing.
 #[must_use]
-pub fn quoted(text: &str, bytes: usize) -> String {
+pub fn quoted(text: &str, bytes: usize) -> Cow<'_, str> {
     let head = prefix(text, bytes);
     if head.len() == text.len() {
-        text.to_owned()
+        head.into()
     } else {
-        format!("{head}…")
+        format!("{head}…").into()
     }
 }
 
