@@ -3,8 +3,6 @@
 //! Input is repaired once, in place, before anything parses it, so that no later step has to know
 //! about lone surrogates; and raw values are made safe to stand in a line of their own.
 
-use std::borrow::Cow;
-
 use serde_json::value::RawValue;
 
 /// Replaces each escaped lone surrogate inside `line` by an escaped U+FFFD: SPEC §2.
