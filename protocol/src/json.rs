@@ -70,12 +70,12 @@ pub fn prefix(text: &str, bytes: usize) -> &str {
 
 /// `text` cut for use in a message, with a mark where something is missing.
 #[must_use]
-pub fn quoted(text: &str, bytes: usize) -> Cow<'_, str> {
+pub fn quoted(text: &str, bytes: usize) -> String {
     let head = prefix(text, bytes);
     if head.len() == text.len() {
-        head.into()
+        text.to_owned()
     } else {
-        format!("{head}…").into()
+        format!("{head}…")
     }
 }
 

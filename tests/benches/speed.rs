@@ -1,0 +1,476 @@
+//! The speed table of DESIGN: each number next to the floor program, in one run, with its goal.
+//!
+//! `cargo bench -p turnhost-tests --bench speed` prints the table; `README.md` beside this file
+//! tells how to read it.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use turnhost_tests::{binary, interrupt, probe, script_turn, turn};
+
+fn main() {
+    let mut table = Table::default();
+    spawn_to_hello(&mut table);
+    let round_trip = cheap_round_trip(&mut table);
+    pipelined(&mut table);
+    echo_turn(&mut table, round_trip);
+    deltas(&mut table);
+    interrupts(&mut table);
+    history(&mut table);
+    memory(&mut table);
+    print!("{}", table.text);
+}
+
+/// The table, as markdown.
+struct Table {
+    text: String,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            text: "| what | floor | turnhost | ratio | goal | met |\n\
+                   | --- | ---: | ---: | ---: | --- | --- |\n"
+                .to_owned(),
+        }
+    }
+}
+
+impl Table {
+    fn row(&mut self, what: &str, numbers: [&str; 3], goal: &str, met: bool) {
+        let [floor, host, ratio] = numbers;
+        let met = if met { "yes" } else { "**no**" };
+        let _ = writeln!(
+            self.text,
+            "| {what} | {floor} | {host} | {ratio} | {goal} | {met} |"
+        );
+    }
+}
+
+/// A program at the other end of two pipes, without anything between.
+struct Peer {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    line: Vec<u8>,
+    first_line: Duration,
+}
+
+impl Peer {
+    fn spawn(program: &Path, args: &[&str]) -> Self {
+        let start = Instant::now();
+        let mut child = Command::new(program)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program can be started");
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let mut peer = Self {
+            child,
+            stdin,
+            stdout: BufReader::with_capacity(256 * 1024, stdout),
+            line: Vec::new(),
+            first_line: Duration::ZERO,
+        };
+        peer.read_line();
+        peer.first_line = start.elapsed();
+        peer
+    }
+
+    fn floor() -> Self {
+        Self::spawn(binary::floor(), &[])
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        let stdin = self.stdin.as_mut().expect("stdin is open");
+        stdin.write_all(bytes).expect("the program reads");
+    }
+
+    fn read_line(&mut self) -> &[u8] {
+        self.line.clear();
+        let read = self.stdout.read_until(b'\n', &mut self.line);
+        assert!(read.is_ok_and(|count| count > 0), "the output ended");
+        &self.line
+    }
+
+    /// Reads up to and with the first line that is of one of these types.
+    fn read_to(&mut self, types: &[&str]) -> usize {
+        let heads: Vec<String> = types
+            .iter()
+            .map(|kind| format!(r#"{{"type":"{kind}""#))
+            .collect();
+        let mut bytes = 0;
+        loop {
+            let line = self.read_line();
+            bytes += line.len();
+            if heads.iter().any(|head| line.starts_with(head.as_bytes())) {
+                return bytes;
+            }
+        }
+    }
+
+    /// Writes `bytes` from a thread of its own, and meanwhile lets `read` read.
+    fn exchange<T>(&mut self, bytes: &[u8], read: impl FnOnce(&mut Self) -> T) -> T {
+        let mut stdin = self.stdin.take().expect("stdin is open");
+        thread::scope(|scope| {
+            let writer = scope.spawn(move || {
+                stdin.write_all(bytes).expect("the program reads");
+                stdin
+            });
+            let result = read(self);
+            self.stdin = writer.join().ok();
+            result
+        })
+    }
+
+    fn resident_kib(&self) -> f64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(path).expect("the program runs");
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"))
+            .and_then(|number| number.trim().parse().ok())
+            .expect("/proc tells memory in kB")
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // A host with stuck turns would drain them first.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A host in a home of its own.
+struct Host {
+    peer: Peer,
+    _home: tempfile::TempDir,
+}
+
+impl Host {
+    fn start(args: &[&str]) -> Self {
+        let home = tempfile::tempdir().expect("a temporary folder");
+        let path = home.path().to_str().expect("a path in UTF-8");
+        let fixed = ["--home", path, "--heartbeat-secs", "0"];
+        Self {
+            peer: Peer::spawn(binary::turnhost(), &[&fixed, args].concat()),
+            _home: home,
+        }
+    }
+}
+
+fn line(frame: &Value) -> Vec<u8> {
+    format!("{frame}\n").into_bytes()
+}
+
+/// The value that `part` of the samples do not exceed.
+fn percentile(samples: &mut [Duration], part: f64) -> Duration {
+    samples.sort_unstable();
+    let last = samples.len() - 1;
+    samples[(last as f64 * part).round() as usize]
+}
+
+fn micros(time: Duration) -> String {
+    format!("{:.1} µs", time.as_secs_f64() * 1e6)
+}
+
+fn millis(time: Duration) -> String {
+    format!("{:.2} ms", time.as_secs_f64() * 1e3)
+}
+
+fn ratio(host: Duration, floor: Duration) -> f64 {
+    host.as_secs_f64() / floor.as_secs_f64()
+}
+
+fn spawn_to_hello(table: &mut Table) {
+    let (mut floor, mut host) = (Vec::new(), Vec::new());
+    for _ in 0..60 {
+        floor.push(Peer::floor().first_line);
+        host.push(Host::start(&[]).peer.first_line);
+    }
+    let (floor, host) = (percentile(&mut floor, 0.5), percentile(&mut host, 0.5));
+    let times = ratio(host, floor);
+    table.row(
+        "spawn to hello, p50",
+        [&millis(floor), &millis(host), &format!("{times:.2}×")],
+        "at most 3×",
+        times <= 3.0,
+    );
+}
+
+/// The median time from a frame to its answer.
+fn round_trip(peer: &mut Peer, samples: usize, frame: &[u8], end: &[&str]) -> Duration {
+    let mut times = Vec::with_capacity(samples);
+    for _ in 0..samples {
+        let start = Instant::now();
+        peer.write(frame);
+        peer.read_to(end);
+        times.push(start.elapsed());
+    }
+    percentile(&mut times, 0.5)
+}
+
+/// Takes turns between the two, so that both see the same machine, and gives the medians.
+fn alternate(
+    rounds: usize,
+    mut one: impl FnMut() -> Duration,
+    mut two: impl FnMut() -> Duration,
+) -> (Duration, Duration) {
+    let mut pairs: (Vec<_>, Vec<_>) = (0..rounds).map(|_| (one(), two())).unzip();
+    (percentile(&mut pairs.0, 0.5), percentile(&mut pairs.1, 0.5))
+}
+
+fn cheap_round_trip(table: &mut Table) -> Duration {
+    let frame = line(&probe("r"));
+    let (mut floor, mut host) = (Peer::floor(), Host::start(&[]));
+    let (floor, host) = alternate(
+        20,
+        || round_trip(&mut floor, 1000, &frame, &["probe"]),
+        || round_trip(&mut host.peer, 1000, &frame, &["error"]),
+    );
+    let times = ratio(host, floor);
+    table.row(
+        "cheap frame, round trip, p50",
+        [&micros(floor), &micros(host), &format!("{times:.2}×")],
+        "at most 1.5×",
+        times <= 1.5,
+    );
+    floor
+}
+
+fn pipelined(table: &mut Table) {
+    const FRAMES: usize = 20_000;
+    let frames = line(&probe("r")).repeat(FRAMES);
+    let run = |peer: &mut Peer| {
+        let start = Instant::now();
+        peer.exchange(&frames, |peer| {
+            for _ in 0..FRAMES {
+                peer.read_line();
+            }
+        });
+        start.elapsed()
+    };
+    let (mut floor, mut host) = (Peer::floor(), Host::start(&[]));
+    let (floor, host) = alternate(30, || run(&mut floor), || run(&mut host.peer));
+    let rate = |time: Duration| format!("{:.2} M/s", FRAMES as f64 / time.as_secs_f64() / 1e6);
+    let part = 1.0 / ratio(host, floor);
+    table.row(
+        "20,000 such frames pipelined",
+        [&rate(floor), &rate(host), &format!("{part:.2}")],
+        "at least 0.25",
+        part >= 0.25,
+    );
+}
+
+fn echo_turn(table: &mut Table, floor: Duration) {
+    let mut host = Host::start(&[]);
+    let frame = line(&turn("s", "r", "hello"));
+    round_trip(&mut host.peer, 200, &frame, &["turn.end"]);
+    let time = round_trip(&mut host.peer, 5000, &frame, &["turn.end"]);
+    let times = ratio(time, floor);
+    table.row(
+        "echo turn, turn.start to turn.end, p50",
+        [&micros(floor), &micros(time), &format!("{times:.2}×")],
+        "at most 5×",
+        times <= 5.0,
+    );
+}
+
+fn deltas(table: &mut Table) {
+    const COUNT: usize = 100_000;
+    let mut host = Host::start(&[]);
+    let steps = json!([{"deltas": {"count": COUNT, "text": "word "}}]);
+    let frame = line(&script_turn("s", "r", &steps));
+    let mut bytes = 0;
+    let mut seen = 0;
+    let mut times: Vec<_> = (0..10)
+        .map(|_| {
+            host.peer.write(&frame);
+            host.peer.read_to(&["turn.started"]);
+            let start = Instant::now();
+            bytes = 0;
+            seen = 0;
+            loop {
+                let line = host.peer.read_line();
+                bytes += line.len();
+                if line.starts_with(br#"{"type":"turn.end""#) {
+                    break;
+                }
+                seen += 1;
+            }
+            start.elapsed()
+        })
+        .collect();
+    let time = percentile(&mut times, 0.5);
+    // The floor moves as many lines of the same length.
+    let sample = [vec![b'x'; bytes / COUNT - 1], b"\n".to_vec()].concat();
+    let lines = sample.repeat(COUNT);
+    let mut floor = Peer::floor();
+    let mut times: Vec<_> = (0..10)
+        .map(|_| {
+            let start = Instant::now();
+            floor.exchange(&lines, |peer| {
+                for _ in 0..COUNT {
+                    peer.read_line();
+                }
+            });
+            start.elapsed()
+        })
+        .collect();
+    let floor = percentile(&mut times, 0.5);
+    let rate = |time: Duration| COUNT as f64 / time.as_secs_f64() / 1e6;
+    table.row(
+        &format!("a turn of 100,000 deltas ({seen} frames)"),
+        [
+            &format!("{:.2} M/s", rate(floor)),
+            &format!("{:.2} M/s", rate(time)),
+            &format!("{:.2}", rate(time) / rate(floor)),
+        ],
+        "at least 1 M/s",
+        rate(time) >= 1.0,
+    );
+}
+
+fn interrupts(table: &mut Table) {
+    const WORKERS: usize = 8;
+    const FLOODS: usize = 4;
+    const SAMPLES: usize = 2000;
+    let mut host = Host::start(&["--workers", "8", "--allow-faults"]);
+    let peer = &mut host.peer;
+    for number in 0..WORKERS {
+        let sid = format!("s{number}");
+        let steps = if number < FLOODS {
+            json!(vec![
+                json!({"deltas": {"count": 10_000_000, "text": "word "}});
+                50
+            ])
+        } else {
+            json!([{"stuck_ms": 3_600_000}])
+        };
+        peer.write(&line(&script_turn(&sid, &sid, &steps)));
+        peer.read_to(&["turn.started"]);
+    }
+    let mut stdin = peer.stdin.take().expect("stdin is open");
+    let (acked, acks) = mpsc::channel();
+    let mut times = thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..SAMPLES {
+                peer.read_to(&["interrupt.ack"]);
+                acked.send(Instant::now()).expect("the other end waits");
+            }
+        });
+        let sample = |number: usize| {
+            let frame = line(&interrupt(
+                &format!("s{}", WORKERS - 1),
+                &number.to_string(),
+            ));
+            let start = Instant::now();
+            stdin.write_all(&frame).expect("the host reads");
+            acks.recv().expect("each is answered") - start
+        };
+        (0..SAMPLES).map(sample).collect::<Vec<_>>()
+    });
+    let (half, most) = (percentile(&mut times, 0.5), percentile(&mut times, 0.99));
+    table.row(
+        "interrupt to its ack, workers stuck, output saturated, p99",
+        ["", &format!("{} (p50 {})", millis(most), millis(half)), ""],
+        "under 5 ms",
+        most < Duration::from_millis(5),
+    );
+}
+
+fn history(table: &mut Table) {
+    const TURNS: usize = 64;
+    const MESSAGES: usize = 1024;
+    let messages: Vec<Value> = (0..MESSAGES)
+        .map(|number| {
+            let role = if number % 2 == 0 { "user" } else { "assistant" };
+            json!({"role": role, "content": "word word \"quoted\"\n".repeat(48)})
+        })
+        .collect();
+    let frames: Vec<u8> = (0..TURNS)
+        .flat_map(|number| {
+            let mut frame = turn(&format!("s{number}"), &format!("r{number}"), "x");
+            frame["history"] = json!(messages);
+            line(&frame)
+        })
+        .collect();
+    let take = || {
+        let mut host = Host::start(&[]);
+        let start = Instant::now();
+        host.peer.exchange(&frames, |peer| {
+            for _ in 0..TURNS {
+                peer.read_to(&["turn.accepted"]);
+            }
+        });
+        start.elapsed()
+    };
+    let floor = || {
+        let mut floor = Peer::spawn(binary::floor(), &["--bytes"]);
+        let start = Instant::now();
+        floor.exchange(&frames, |peer| {
+            for _ in 0..TURNS {
+                peer.read_line();
+            }
+        });
+        start.elapsed()
+    };
+    let (floor, host) = alternate(7, floor, take);
+    let rate = |time: Duration| frames.len() as f64 / time.as_secs_f64() / 1e6;
+    table.row(
+        "1 MiB history in turn.start, taken in",
+        [
+            &format!("{:.0} MB/s", rate(floor)),
+            &format!("{:.0} MB/s", rate(host)),
+            &format!("{:.2}", rate(host) / rate(floor)),
+        ],
+        "at least 500 MB/s",
+        rate(host) >= 500.0,
+    );
+}
+
+fn memory(table: &mut Table) {
+    const SESSIONS: usize = 1000;
+    let floor = Peer::floor().resident_kib();
+    let mut host = Host::start(&[]);
+    let after_hello = host.peer.resident_kib();
+    table.row(
+        "memory after hello",
+        [
+            &format!("{:.1} MiB", floor / 1024.0),
+            &format!("{:.1} MiB", after_hello / 1024.0),
+            &format!("{:.2}×", after_hello / floor),
+        ],
+        "at most 8 MiB",
+        after_hello <= 8.0 * 1024.0,
+    );
+    let mut run = |number: usize| {
+        let name = format!("s{number}");
+        host.peer.write(&line(&turn(&name, &name, "hello")));
+        host.peer.read_to(&["turn.end"]);
+        host.peer.resident_kib()
+    };
+    // The first turns start threads and fill caches; what is asked is what one more costs.
+    let warm = (0..SESSIONS / 10).map(&mut run).last().unwrap_or_default();
+    let full = (SESSIONS / 10..SESSIONS)
+        .map(&mut run)
+        .last()
+        .unwrap_or_default();
+    let each = (full - warm) / (SESSIONS - SESSIONS / 10) as f64;
+    table.row(
+        "memory of each idle session",
+        ["", &format!("{each:.1} KiB"), ""],
+        "at most 8 KiB and its history",
+        each <= 8.0,
+    );
+}
