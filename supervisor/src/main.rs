@@ -1,3 +1,9 @@
-//! The supervisor.
+//! The command `turnhost-supervisor`.
 
-fn main() {}
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::run()
+}
