@@ -2,7 +2,7 @@
 //!
 //! May use `agent` and everything below it.
 //!
-//! Invariant: each way through [`run`] ends in exactly one call of [`Sessions::settle`], also a
+//! Invariant: each way through [`Turns::run`] ends in exactly one call of [`Sessions::settle`], also a
 //! panic; who settles first, wins, and a turn that lost says nothing more.
 
 use std::any::Any;

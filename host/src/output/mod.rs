@@ -5,7 +5,7 @@
 //! Two kinds of queues lead to the one writer:
 //!
 //! - **replies**: answers of the reader, in their order.
-//! - one **lane** for each session: its stream of turn frames and events ([`lane`]). Lanes that
+//! - one **lane** for each session: its stream of turn frames and events (`lane`). Lanes that
 //!   hold more than deltas go before those that do not.
 //!
 //! A thread that has nothing more to say just now may write what is queued itself, when the writer
