@@ -736,6 +736,8 @@ fn read_output(shared: &Shared, stdout: ChildStdout, max_frame_bytes: usize) {
         let mut line = Vec::new();
         let count = stdout.read_until(b'\n', &mut line).unwrap_or_default();
         if count == 0 || shared.lock().closing_output {
+            // Before anybody hears of it: then the host cannot write to it any more.
+            drop(stdout);
             return shared.change(|state| state.output_ended = true);
         }
         shared.change(|state| {
