@@ -374,11 +374,9 @@ impl Sessions {
         self.shared.output.wake();
     }
 
-    /// Admits no more turns; answers those that are live.
-    pub fn begin_drain(&self) -> Vec<Arc<Turn>> {
-        let mut state = self.shared.state.lock();
-        state.draining = true;
-        state.live_turns()
+    /// Admits no more turns.
+    pub fn begin_drain(&self) {
+        self.shared.state.lock().draining = true;
     }
 
     /// Waits until no turn is live, at most until `deadline`; answers those that still are.
