@@ -5,33 +5,26 @@ use turnhost_tests::{Frame, Host, Options, interrupt, probe, script_turn, turn};
 
 const MIB: usize = 1024 * 1024;
 
-/// What is expected of the one answer to a line.
-struct Answer<'a> {
-    kind: &'a str,
-    fields: &'a [(&'a str, Value)],
-}
+/// A line, the type of its one answer, and fields of that answer.
+type Case<'a> = (&'a [u8], &'a str, &'a [(&'a str, Value)]);
 
-/// Sends `line`, then a probe, and checks the frames between: exactly one, `expected`.
-fn check(host: &Host, number: usize, line: &[u8], expected: &Answer<'_>) {
-    let before = host.frames().len();
-    host.send_raw([line, b"\n"].concat());
-    let probe_id = format!("after line {number}");
-    host.ask(&probe(&probe_id));
-    let shown = String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned();
-    let mut new = host.frames().split_off(before);
-    new.retain(|frame| !frame.answers(&probe_id));
-    assert_eq!(new.len(), 1, "answers to {shown}: {new:#?}");
-    assert_eq!(new[0].kind(), expected.kind, "{shown}: {}", new[0].line());
-    for (field, value) in expected.fields {
-        assert_eq!(&new[0][field], value, "{field} of {}", new[0].line());
-    }
-}
-
-/// Checks each line with the kind and the fields of its one answer, all in one host.
-fn check_all(options: Options, cases: &[(&[u8], &str, &[(&str, Value)])]) {
+/// Sends each line with a probe behind it, all to one host, and checks the frames between: exactly
+/// one, the expected one.
+fn check_all(options: Options, cases: &[Case<'_>]) {
     let host = Host::start(options);
     for (number, (line, kind, fields)) in cases.iter().enumerate() {
-        check(&host, number, line, &Answer { kind, fields });
+        let before = host.frames().len();
+        host.send_raw([line, b"\n".as_slice()].concat());
+        let probe_id = format!("after line {number}");
+        host.ask(&probe(&probe_id));
+        let shown = String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned();
+        let mut new = host.frames().split_off(before);
+        new.retain(|frame| !frame.answers(&probe_id));
+        assert_eq!(new.len(), 1, "answers to {shown}: {new:#?}");
+        assert_eq!(new[0].kind(), *kind, "{shown}: {}", new[0].line());
+        for (field, value) in *fields {
+            assert_eq!(&new[0][field], value, "{field} of {}", new[0].line());
+        }
     }
 }
 
