@@ -523,6 +523,22 @@ fn output_beyond_the_limit_is_cut_and_says_so() {
 }
 
 #[test]
+fn a_turn_may_stream_more_than_is_repeated_at_its_end() {
+    const COUNT: usize = 20 * 1024;
+    let host = Host::start(Options::new());
+    let text = "x".repeat(1024);
+    let steps = json!([{"deltas": {"count": COUNT, "text": text}}]);
+    assert_eq!(host.ask(&script_turn("s", "r", &steps)).kind(), "turn.end");
+    let frames = host.frames_of("s");
+    let streamed: usize = delta_texts(&frames).iter().map(|text| text.len()).sum();
+    assert_eq!(streamed, COUNT * 1024);
+    let complete = host.wait_event("s", "message.complete");
+    assert_eq!(complete.payload()["truncated"], true);
+    let kept = complete.payload()["text"].as_str().map_or(0, str::len);
+    assert!((8 * MIB..20 * MIB).contains(&kept), "{kept} bytes");
+}
+
+#[test]
 fn a_slow_parent_costs_deltas_their_granularity_never_a_frame() {
     const COUNT: usize = 100_000;
     let host = Host::start(Options::new());
@@ -539,6 +555,8 @@ fn a_slow_parent_costs_deltas_their_granularity_never_a_frame() {
     host.wait_quiet();
     host.send(&turn("c", "c", "a third session is not held up for good"));
     host.wait_quiet();
+    let peak = host.peak_mib();
+    assert!(peak < 32.0, "what waits is bounded: {peak} MiB");
     host.read_on();
     for sid in ["a", "b", "c"] {
         assert_eq!(host.answer(sid).kind(), "turn.end");
