@@ -339,6 +339,7 @@ impl Sessions {
         }
         drop(state);
         self.shared.settled.notify_all();
+        self.shared.output.flush();
         true
     }
 
@@ -371,7 +372,6 @@ impl Sessions {
             let ack = Frame::SessionCloseAck { sid, request_id };
             self.shared.output.reply_in_order(&session.lane, &ack);
         }
-        self.shared.output.wake();
     }
 
     /// Admits no more turns.
