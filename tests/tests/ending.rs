@@ -436,6 +436,23 @@ fn a_closed_stdout_ends_the_host() {
 }
 
 #[test]
+fn an_input_that_cannot_be_read_is_an_end_of_input() {
+    for input in ["</", "<&-", "</dev/null"] {
+        let mut host = Host::spawn(Options::new().shell(&format!(r#"exec "$@" {input}"#)));
+        host.hello();
+        assert_eq!(host.exit(), Exit::Code(0), "{input}");
+    }
+}
+
+#[test]
+fn an_output_that_takes_nothing_ends_the_host() {
+    let script = r#"exec "$@" <&3 >/dev/full"#;
+    let mut host = Host::spawn(Options::new().shell(script));
+    host.exit();
+    assert!(host.stderr().contains("stdout"), "it says why");
+}
+
+#[test]
 fn a_parent_that_does_not_read_does_not_keep_the_host() {
     for cause in [
         Cause::StdinClosed,

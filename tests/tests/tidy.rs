@@ -1,4 +1,5 @@
 //! The house is as it says: layers, sizes, and pages that list what there is.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
