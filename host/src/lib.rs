@@ -20,7 +20,7 @@
 //!
 //! # Layers
 //!
-//! `main`, then `input` and `life`, then `turn`, then `agent`, then `tools`, then `session`, then
+//! `main`, `config`, `input`, `life`, `turn`, `agent`, `tools`, `session`, and at the bottom
 //! `output`, `pool`, `timers`, `cancel` and `log`. Imports only go down; `tests/tests/tidy.rs` in
 //! the workspace holds them to it.
 

@@ -2,7 +2,7 @@
 //!
 //! May use `agent` and everything below it.
 //!
-//! Invariant: each way through [`run`] ends in exactly one call of [`Sessions::settle`], also a
+//! Invariant: each way through [`Turns::run`] ends in exactly one call of [`Sessions::settle`], also a
 //! panic; who settles first, wins, and a turn that lost says nothing more.
 
 use std::any::Any;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use turnhost_protocol::config::{AgentName, Config};
-use turnhost_protocol::frame::input::TurnStart;
+use turnhost_protocol::frame::input::{Prompt, TurnStart};
 use turnhost_protocol::frame::output::{Output as Frame, Reason};
 use turnhost_protocol::home::Home;
 use turnhost_protocol::process::monotonic_ns;
@@ -142,7 +142,10 @@ impl Turns {
         self.announce(turn);
         let stage = Stage::new(turn, place);
         let outcome = catch_unwind(AssertUnwindSafe(|| run(&stage)));
-        self.finish(turn, &task, &stage, outcome)
+        // The copy of the history goes first, so that adding to the original copies nothing.
+        let Task { prompt, history } = task;
+        drop(history);
+        self.finish(turn, &prompt, &stage, outcome)
     }
 
     /// Sends `turn.started` and `message.start`, and sees to activity frames.
@@ -170,7 +173,7 @@ impl Turns {
     fn finish(
         &self,
         turn: &Turn,
-        task: &Task,
+        prompt: &Prompt,
         stage: &Stage<'_>,
         outcome: std::thread::Result<Result<crate::agent::Answer, AgentError>>,
     ) -> Terminal {
@@ -212,7 +215,7 @@ impl Turns {
         }
         let is_streamed = text.is_none();
         let text = text.unwrap_or(streamed.text);
-        turn.conversation.add_exchange(&task.prompt, &text);
+        turn.conversation.add_exchange(prompt, &text);
         if let Some(status) = status {
             let complete = Event::MessageComplete(MessageComplete {
                 text: text.into(),

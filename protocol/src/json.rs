@@ -10,11 +10,6 @@ use serde_json::value::RawValue;
 /// Both escapes are six bytes long, so the line keeps its length. A pair stays as it is, and so
 /// does an escaped backslash before a `u`.
 pub fn replace_lone_surrogates(line: &mut [u8]) {
-    if memchr::memmem::find(line, b"\\ud").is_none()
-        && memchr::memmem::find(line, b"\\uD").is_none()
-    {
-        return;
-    }
     let mut at = 0;
     while let Some(found) = memchr::memchr(b'\\', &line[at..]) {
         let escape = at + found;

@@ -50,8 +50,8 @@ pub const LINE_BUFFER_BYTES: usize = 64 * KIB;
 pub const UNREAD_OUTPUT_BYTES: usize = 64 * MIB;
 
 /// Encoded output of one session at which its deltas are joined instead of framed, in bytes.
-/// Some thousand small deltas: a parent that reads at all never sees a joined one.
-pub const SESSION_OUTPUT_BYTES: usize = 256 * KIB;
+/// Some thousand small deltas: a burst of them stays one frame each, however slow the parent.
+pub const SESSION_OUTPUT_BYTES: usize = MIB;
 
 /// Joined text at which the turn that streams it waits for the parent, in bytes.
 pub const JOINED_TEXT_BYTES: usize = 64 * KIB;
@@ -213,7 +213,7 @@ const _: () = {
     assert!(6 * MAX_DELTA_BYTES < MAX_FRAME_BYTES);
     assert!(MAX_TURN_TEXT_BYTES < MAX_FRAME_BYTES);
     // Input stops at UNREAD_OUTPUT_BYTES; what the workers then still add has to be little.
-    assert!(WORKERS * (SESSION_OUTPUT_BYTES + 6 * JOINED_TEXT_BYTES) < UNREAD_OUTPUT_BYTES);
+    assert!(WORKERS * (2 * SESSION_OUTPUT_BYTES + 6 * JOINED_TEXT_BYTES) < UNREAD_OUTPUT_BYTES);
     assert!(MIN_WORKERS <= WORKERS && WORKERS <= MAX_WORKERS);
     assert!(SHUTDOWN_WAIT_MS <= MAX_SHUTDOWN_WAIT_MS);
     assert!(RESPAWN_DELAY_MS <= MAX_RESPAWN_DELAY_MS && MAX_RESPAWN_DELAY_MS < RESPAWN_WINDOW_MS);

@@ -231,3 +231,78 @@ impl Order {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes `lines` as one host's output; the first fault among them.
+    fn fault(lines: &[&str]) -> Option<String> {
+        let mut order = Order::default();
+        lines.iter().find_map(|line| {
+            let frame = Frame::parse((*line).to_owned());
+            frame.and_then(|frame| order.check(&frame)).err()
+        })
+    }
+
+    const HELLO: &str = r#"{"type":"hello","host_ns":1}"#;
+
+    fn event(sid: &str, seq: u64) -> String {
+        format!(
+            r#"{{"type":"rpc","sid":"{sid}","message":{{"jsonrpc":"2.0","method":"event","params":{{"type":"x","session_id":"{sid}","seq":{seq}}}}},"host_ns":2}}"#
+        )
+    }
+
+    #[test]
+    fn a_broken_promise_is_seen() {
+        let check = |lines: &[&str], expected: &str| {
+            let fault = fault(lines).unwrap_or_default();
+            assert!(fault.starts_with(expected), "{lines:?} gives {fault:?}");
+        };
+        check(&[HELLO, &event("a", 1), &event("b", 1), &event("a", 2)], "");
+        check(
+            &[HELLO, r#"{"host_ns":1,"type":"hb"}"#],
+            "a frame begins with its type",
+        );
+        check(
+            &[HELLO, r#"{"type":"hb"}"#],
+            "not a frame: missing field `host_ns`",
+        );
+        check(&[HELLO, r#"{"type":"hb","host_ns":1"#], "not a frame: EOF");
+        check(
+            &[HELLO, r#"{"type":"hb","host_ns":18446744073709551615}"#],
+            "host_ns is later",
+        );
+        check(&[r#"{"type":"hb","host_ns":1}"#], "hello comes first");
+        check(&[HELLO, HELLO], "hello comes first");
+        check(&[HELLO, &event("a", 2)], "seq 2 comes after 0");
+        check(
+            &[HELLO, &event("a", 1), &event("a", 3)],
+            "seq 3 comes after 1",
+        );
+        check(
+            &[HELLO, &event("a", 1), &event("a", 1)],
+            "seq 1 comes after 1",
+        );
+        check(
+            &[
+                HELLO,
+                &event("a", 1).replacen(r#""sid":"a""#, r#""sid":"b""#, 1),
+            ],
+            "the sid of an event's frame",
+        );
+        check(
+            &[HELLO, r#"{"type":"rpc","sid":"a","host_ns":1}"#],
+            "an rpc frame has a message",
+        );
+    }
+
+    #[test]
+    fn a_closed_session_may_count_anew() {
+        let closed = r#"{"type":"session.close.ack","sid":"a","host_ns":1}"#;
+        let one = event("a", 1);
+        assert_eq!(fault(&[HELLO, &one, closed, &one]), None);
+        assert_eq!(fault(&[HELLO, &one, closed, &event("a", 2)]), None);
+        assert!(fault(&[HELLO, &one, closed, &event("a", 3)]).is_some());
+    }
+}

@@ -1,15 +1,12 @@
 //! A real host at the other end of two pipes.
 
-use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -20,94 +17,12 @@ use tempfile::TempDir;
 use turnhost_protocol::limits;
 
 use crate::binary;
-use crate::frame::{Frame, Order};
+use crate::frame::Frame;
+use crate::options::Options;
+use crate::pipes::{self, Shared};
 
 /// After this long a wait has failed. It is far beyond what a loaded machine needs.
 pub const DEADLINE: Duration = Duration::from_secs(30);
-
-/// Bytes of a line that a report shows.
-const SHOWN_BYTES: usize = 400;
-
-/// Lines that a report shows.
-const SHOWN_LINES: usize = 300;
-
-/// How a host is started.
-#[derive(Debug, Default, Clone)]
-pub struct Options {
-    args: Vec<OsString>,
-    env: Vec<(OsString, OsString)>,
-    home: Option<PathBuf>,
-    without_home_flag: bool,
-    shell: Option<String>,
-    max_frame_bytes: Option<usize>,
-    heartbeat_secs: Option<String>,
-}
-
-impl Options {
-    /// A host in a home of its own, without heartbeats. `Options::default()` gives no flag at all
-    /// but the home.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default().heartbeat_secs("0")
-    }
-
-    /// Sets `--heartbeat-secs`.
-    #[must_use]
-    pub fn heartbeat_secs(mut self, seconds: &str) -> Self {
-        self.heartbeat_secs = Some(seconds.to_owned());
-        self
-    }
-
-    /// The same, which also plays the steps that break a host on purpose.
-    #[must_use]
-    pub fn with_faults() -> Self {
-        Self::new().args(["--allow-faults"])
-    }
-
-    /// Adds arguments.
-    #[must_use]
-    pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
-        self.args.extend(args.into_iter().map(Into::into));
-        self
-    }
-
-    /// Adds a variable. The host sees `PATH`, `HOME` (its home) and what is added, nothing else.
-    #[must_use]
-    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
-        self.env.push((name.into(), value.into()));
-        self
-    }
-
-    /// Uses `home`, which outlives the host.
-    #[must_use]
-    pub fn home(mut self, home: impl Into<PathBuf>) -> Self {
-        self.home = Some(home.into());
-        self
-    }
-
-    /// Leaves `--home` out: the environment tells the home.
-    #[must_use]
-    pub fn without_home_flag(mut self) -> Self {
-        self.without_home_flag = true;
-        self
-    }
-
-    /// Sets `--max-frame-bytes`, and holds the host to it.
-    #[must_use]
-    pub fn max_frame_bytes(mut self, bytes: usize) -> Self {
-        self.max_frame_bytes = Some(bytes);
-        self.args(["--max-frame-bytes".to_owned(), bytes.to_string()])
-    }
-
-    /// Lets a shell start the host, which is then no child of the test. `script` finds the host's
-    /// command line in `"$@"`, and descriptor 3 is the standard input that the host should get (a
-    /// shell gives `/dev/null` to what it starts with `&`).
-    #[must_use]
-    pub fn shell(mut self, script: &str) -> Self {
-        self.shell = Some(format!("exec 3<&0; {script}"));
-        self
-    }
-}
 
 /// A running host, its pipes and everything that came out of it.
 #[derive(Debug)]
@@ -124,56 +39,6 @@ pub struct Host {
     threads: Vec<JoinHandle<()>>,
     // Last, so that the folder goes when the process is gone.
     _own_home: Option<TempDir>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    frames: Vec<Arc<Frame>>,
-    order: Order,
-    faults: Vec<String>,
-    transcript: VecDeque<String>,
-    stderr: Vec<u8>,
-    bytes_sent: u64,
-    reading_stopped: bool,
-    closing_output: bool,
-    output_ended: bool,
-    /// Whether reading was ever stopped: a host that ends while its pipe is full cannot finish the
-    /// line that it was writing.
-    may_tear: bool,
-    log_ended: bool,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .expect("no thread of the harness panics while it holds the state")
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
-        self.changed.notify_all();
-    }
-}
-
-impl State {
-    fn note(&mut self, arrow: &str, line: &[u8]) {
-        if self.transcript.len() == SHOWN_LINES {
-            self.transcript.pop_front();
-        }
-        let shown = &line[..line.len().min(SHOWN_BYTES)];
-        let mut entry = format!("{arrow} {}", String::from_utf8_lossy(shown).trim_end());
-        if shown.len() < line.len() {
-            let _ = write!(entry, " … ({} bytes)", line.len());
-        }
-        self.transcript.push_back(entry);
-    }
 }
 
 impl Host {
@@ -229,22 +94,8 @@ impl Host {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the host can be started");
-        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
-            unreachable!("all three are piped");
-        };
-        let shared = Arc::new(Shared::default());
-        let (input, lines) = mpsc::channel();
         let max_frame_bytes = options.max_frame_bytes.unwrap_or(limits::MAX_FRAME_BYTES);
-        let threads = vec![
-            start_thread("host stdin", &shared, move |shared| {
-                write_input(shared, stdin, &lines);
-            }),
-            start_thread("host stdout", &shared, move |shared| {
-                read_output(shared, stdout, max_frame_bytes);
-            }),
-            start_thread("host stderr", &shared, |shared| read_log(shared, stderr)),
-        ];
+        let (shared, input, threads) = pipes::start(&mut child, max_frame_bytes);
         let child_pid = Pid::from_child(&child);
         Self {
             home,
@@ -336,7 +187,8 @@ impl Host {
         self.shared.change(|state| state.closing_output = true);
         self.send(&crate::probe("wakes the reader"));
         let deadline = Instant::now() + DEADLINE;
-        self.wait_while(deadline, "the reader to end", |state| !state.output_ended);
+        self.shared
+            .wait_while(deadline, "the reader to end", |state| !state.output_ended);
     }
 
     /// Waits until every thread of the host waits for something: each sleeps, and none was
@@ -417,22 +269,10 @@ impl Host {
                 return found;
             }
             assert!(!ended, "the output ended; still waiting for {what}");
-            self.wait_while(deadline, what, |state| {
+            self.shared.wait_while(deadline, what, |state| {
                 state.frames.len() == seen && !state.output_ended && state.faults.is_empty()
             });
         }
-    }
-
-    fn wait_while(&self, deadline: Instant, what: &str, not_yet: impl Fn(&State) -> bool) {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let (state, wait) = self
-            .shared
-            .changed
-            .wait_timeout_while(self.shared.lock(), left, |state| not_yet(state))
-            .expect("no thread of the harness panics while it holds the state");
-        // The report of a failed test takes the lock too.
-        drop(state);
-        assert!(!wait.timed_out(), "waited in vain for {what}");
     }
 
     /// The first frame, of all so far and to come, that `is` it.
@@ -515,9 +355,10 @@ impl Host {
     /// Waits until stderr holds `text`.
     pub fn wait_stderr(&self, text: &str) {
         let deadline = Instant::now() + DEADLINE;
-        self.wait_while(deadline, &format!("{text:?} on stderr"), |state| {
-            !String::from_utf8_lossy(&state.stderr).contains(text)
-        });
+        self.shared
+            .wait_while(deadline, &format!("{text:?} on stderr"), |state| {
+                !String::from_utf8_lossy(&state.stderr).contains(text)
+            });
     }
 
     /// Its log file so far; empty where there is none.
@@ -546,9 +387,10 @@ impl Host {
     pub fn wait_end(&mut self) {
         assert!(wait_exit(self.host_fd(), DEADLINE), "the host still runs");
         let deadline = Instant::now() + DEADLINE;
-        self.wait_while(deadline, "the end of its output", |state| {
-            !(state.log_ended && (state.output_ended || state.reading_stopped))
-        });
+        self.shared
+            .wait_while(deadline, "the end of its output", |state| {
+                !(state.log_ended && (state.output_ended || state.reading_stopped))
+            });
     }
 
     /// Waits for the end of the host; its exit code, or the signal that ended it.
@@ -692,88 +534,4 @@ fn log_field(line: &str, name: &str) -> String {
 fn tail(text: &str) -> &str {
     let start = text.len().saturating_sub(8 * 1024);
     text.get(start..).unwrap_or(text)
-}
-
-fn start_thread(
-    name: &str,
-    shared: &Arc<Shared>,
-    run: impl FnOnce(&Shared) + Send + 'static,
-) -> JoinHandle<()> {
-    let shared = Arc::clone(shared);
-    thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || run(&shared))
-        .expect("a thread can be started")
-}
-
-fn write_input(shared: &Shared, mut stdin: ChildStdin, lines: &Receiver<Vec<u8>>) {
-    for bytes in lines {
-        let mut rest = bytes.as_slice();
-        while !rest.is_empty() {
-            match stdin.write(rest) {
-                Ok(count) => {
-                    rest = &rest[count..];
-                    shared.change(|state| state.bytes_sent += count as u64);
-                }
-                // The host is gone; its exit says why.
-                Err(_) => return,
-            }
-        }
-    }
-}
-
-fn read_output(shared: &Shared, stdout: ChildStdout, max_frame_bytes: usize) {
-    let mut stdout = BufReader::with_capacity(64 * 1024, stdout);
-    loop {
-        let mut state = shared.lock();
-        while state.reading_stopped {
-            state = shared
-                .changed
-                .wait(state)
-                .expect("no thread of the harness panics while it holds the state");
-        }
-        drop(state);
-        let mut line = Vec::new();
-        let count = stdout.read_until(b'\n', &mut line).unwrap_or_default();
-        if count == 0 || shared.lock().closing_output {
-            return shared.change(|state| state.output_ended = true);
-        }
-        shared.change(|state| {
-            state.note("←", &line);
-            if let Err(fault) = state.take(line, max_frame_bytes) {
-                let frame = state.transcript.back().cloned().unwrap_or_default();
-                state.faults.push(format!("{fault}: {frame}"));
-            }
-        });
-    }
-}
-
-impl State {
-    fn take(&mut self, mut line: Vec<u8>, max_frame_bytes: usize) -> Result<(), String> {
-        if line.pop_if(|last| *last == b'\n').is_none() {
-            return if self.may_tear {
-                Ok(())
-            } else {
-                Err("a line ends".into())
-            };
-        }
-        if line.len() > max_frame_bytes {
-            return Err(format!("a line has at most {max_frame_bytes} bytes"));
-        }
-        let line = String::from_utf8(line).map_err(|_| "a line is UTF-8")?;
-        let frame = Frame::parse(line)?;
-        let order = self.order.check(&frame);
-        self.frames.push(Arc::new(frame));
-        order
-    }
-}
-
-fn read_log(shared: &Shared, mut stderr: impl Read) {
-    let mut buffer = [0; 4096];
-    loop {
-        match stderr.read(&mut buffer) {
-            Ok(0) | Err(_) => return shared.change(|state| state.log_ended = true),
-            Ok(count) => shared.change(|state| state.stderr.extend_from_slice(&buffer[..count])),
-        }
-    }
 }

@@ -11,11 +11,14 @@ pub mod binary;
 pub mod frame;
 pub mod gateway;
 pub mod host;
+mod options;
+mod pipes;
 pub mod suite;
 
 pub use frame::Frame;
 pub use gateway::{Gateway, Supervision};
-pub use host::{Host, Options};
+pub use host::Host;
+pub use options::Options;
 
 use serde_json::{Value, json};
 

@@ -232,7 +232,7 @@ fn no_turn_is_admitted_while_draining() {
     host.send(&turn("queued", "queued", "x"));
     host.send(&shutdown("bye", 3_000));
     host.answer("bye");
-    check_given_up_now(&host, &host.ask(&turn("new", "new", "x")));
+    check_too_late(&host, &host.ask(&turn("new", "new", "x")));
     assert_eq!(host.ask(&probe("still answered"))["code"], "unknown_type");
     assert_eq!(host.exit(), Exit::Code(0));
     // What was queued never ran, which is certain; the others are not.
@@ -241,7 +241,8 @@ fn no_turn_is_admitted_while_draining() {
     check_given_up(&host, "b", "unknown");
 }
 
-fn check_given_up_now(host: &Host, refused: &Frame) {
+/// Checks the refusal of a turn that came too late.
+fn check_too_late(host: &Host, refused: &Frame) {
     assert_eq!(
         (refused.kind(), &refused["reason"]),
         ("turn.error", &json!("draining"))
@@ -261,7 +262,7 @@ fn no_turn_is_admitted_after_a_signal() {
         let id = format!("r{number}");
         let answer = host.ask(&turn(&id, &id, "x"));
         if answer.kind() == "turn.error" {
-            check_given_up_now(&host, &answer);
+            check_too_late(&host, &answer);
             break;
         }
     }
@@ -415,11 +416,10 @@ fn the_parent_death_signal_ends_the_host() {
 
 #[test]
 fn a_parent_that_was_gone_before_the_signal_was_armed_is_noticed() {
-    // No process is its own parent: this one names one that its parent cannot be.
-    let host_parent = r#""$@" --parent-death-signal 2147483647 <&3 3<&- & wait"#;
-    let mut host = Host::spawn(Options::new().shell(host_parent));
+    // It names a process that its parent cannot be.
+    let parent = r#""$@" --parent-death-signal 2147483647 <&3 3<&- & wait"#;
+    let host = Host::spawn(Options::new().shell(parent));
     host.wait_for("orphan", |frame| frame.kind() == "orphan");
-    host.close_stdin();
 }
 
 #[test]
@@ -433,6 +433,23 @@ fn a_closed_stdout_ends_the_host() {
     assert!(start.elapsed() < Duration::from_secs(10));
     assert!(host.stderr().contains("stdout"), "it says why");
     assert_eq!(host.finalized().len(), 1);
+}
+
+#[test]
+fn an_input_that_cannot_be_read_is_an_end_of_input() {
+    for input in ["</", "<&-", "</dev/null"] {
+        let mut host = Host::spawn(Options::new().shell(&format!(r#"exec "$@" {input}"#)));
+        host.hello();
+        assert_eq!(host.exit(), Exit::Code(0), "{input}");
+    }
+}
+
+#[test]
+fn an_output_that_takes_nothing_ends_the_host() {
+    let script = r#"exec "$@" <&3 >/dev/full"#;
+    let mut host = Host::spawn(Options::new().shell(script));
+    host.exit();
+    assert!(host.stderr().contains("stdout"), "it says why");
 }
 
 #[test]
@@ -476,9 +493,25 @@ fn a_parent_that_does_not_read_and_floods_does_not_keep_the_host() {
 }
 
 #[test]
+fn turns_that_came_before_the_end_of_input_run() {
+    // Workers are free: that one did not take the turn yet is no reason to give it up.
+    for _ in 0..30 {
+        let mut host = Host::start(Options::new());
+        let turns = ["a", "b", "c"].map(|sid| format!("{}\n", turn(sid, sid, "x")));
+        host.send_raw(turns.concat());
+        host.close_stdin();
+        assert_eq!(host.exit(), Exit::Code(0));
+        for id in ["a", "b", "c"] {
+            let end = host.answer(id);
+            assert_eq!(end.kind(), "turn.end", "{}", end.line());
+        }
+        assert_eq!(host.finalized().len(), 3);
+    }
+}
+
+#[test]
 fn what_came_before_the_end_of_input_is_answered() {
     let mut host = Host::start(Options::new());
-    host.send(&turn("s", "r", "x"));
     for number in 0..100 {
         host.send(&probe(&format!("p{number}")));
     }
@@ -486,7 +519,6 @@ fn what_came_before_the_end_of_input_is_answered() {
     host.send_raw(probe("unfinished").to_string());
     host.close_stdin();
     assert_eq!(host.exit(), Exit::Code(0));
-    assert_eq!(host.answer("r").kind(), "turn.end");
     for number in 0..100 {
         host.answer(&format!("p{number}"));
     }
@@ -494,7 +526,7 @@ fn what_came_before_the_end_of_input_is_answered() {
 }
 
 #[test]
-fn a_dead_host_leaves_no_process_behind() {
+fn a_kill_is_seen_as_one() {
     let mut host = Host::start(Options::new());
     host.send(&script_turn("s", "r", &held()));
     host.wait_started("r");

@@ -5,33 +5,26 @@ use turnhost_tests::{Frame, Host, Options, interrupt, probe, script_turn, turn};
 
 const MIB: usize = 1024 * 1024;
 
-/// What is expected of the one answer to a line.
-struct Answer<'a> {
-    kind: &'a str,
-    fields: &'a [(&'a str, Value)],
-}
+/// A line, the type of its one answer, and fields of that answer.
+type Case<'a> = (&'a [u8], &'a str, &'a [(&'a str, Value)]);
 
-/// Sends `line`, then a probe, and checks the frames between: exactly one, `expected`.
-fn check(host: &Host, number: usize, line: &[u8], expected: &Answer<'_>) {
-    let before = host.frames().len();
-    host.send_raw([line, b"\n"].concat());
-    let probe_id = format!("after line {number}");
-    host.ask(&probe(&probe_id));
-    let shown = String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned();
-    let mut new = host.frames().split_off(before);
-    new.retain(|frame| !frame.answers(&probe_id));
-    assert_eq!(new.len(), 1, "answers to {shown}: {new:#?}");
-    assert_eq!(new[0].kind(), expected.kind, "{shown}: {}", new[0].line());
-    for (field, value) in expected.fields {
-        assert_eq!(&new[0][field], value, "{field} of {}", new[0].line());
-    }
-}
-
-/// Checks each line with the kind and the fields of its one answer, all in one host.
-fn check_all(options: Options, cases: &[(&[u8], &str, &[(&str, Value)])]) {
+/// Sends each line with a probe behind it, all to one host, and checks the frames between: exactly
+/// one, the expected one.
+fn check_all(options: Options, cases: &[Case<'_>]) {
     let host = Host::start(options);
     for (number, (line, kind, fields)) in cases.iter().enumerate() {
-        check(&host, number, line, &Answer { kind, fields });
+        let before = host.frames().len();
+        host.send_raw([line, b"\n".as_slice()].concat());
+        let probe_id = format!("after line {number}");
+        host.ask(&probe(&probe_id));
+        let shown = String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned();
+        let mut new = host.frames().split_off(before);
+        new.retain(|frame| !frame.answers(&probe_id));
+        assert_eq!(new.len(), 1, "answers to {shown}: {new:#?}");
+        assert_eq!(new[0].kind(), *kind, "{shown}: {}", new[0].line());
+        for (field, value) in *fields {
+            assert_eq!(&new[0][field], value, "{field} of {}", new[0].line());
+        }
     }
 }
 
@@ -530,6 +523,22 @@ fn output_beyond_the_limit_is_cut_and_says_so() {
 }
 
 #[test]
+fn a_turn_may_stream_more_than_is_repeated_at_its_end() {
+    const COUNT: usize = 20 * 1024;
+    let host = Host::start(Options::new());
+    let text = "x".repeat(1024);
+    let steps = json!([{"deltas": {"count": COUNT, "text": text}}]);
+    assert_eq!(host.ask(&script_turn("s", "r", &steps)).kind(), "turn.end");
+    let frames = host.frames_of("s");
+    let streamed: usize = delta_texts(&frames).iter().map(|text| text.len()).sum();
+    assert_eq!(streamed, COUNT * 1024);
+    let complete = host.wait_event("s", "message.complete");
+    assert_eq!(complete.payload()["truncated"], true);
+    let kept = complete.payload()["text"].as_str().map_or(0, str::len);
+    assert!((8 * MIB..20 * MIB).contains(&kept), "{kept} bytes");
+}
+
+#[test]
 fn a_slow_parent_costs_deltas_their_granularity_never_a_frame() {
     const COUNT: usize = 100_000;
     let host = Host::start(Options::new());
@@ -546,6 +555,8 @@ fn a_slow_parent_costs_deltas_their_granularity_never_a_frame() {
     host.wait_quiet();
     host.send(&turn("c", "c", "a third session is not held up for good"));
     host.wait_quiet();
+    let peak = host.peak_mib();
+    assert!(peak < 32.0, "what waits is bounded: {peak} MiB");
     host.read_on();
     for sid in ["a", "b", "c"] {
         assert_eq!(host.answer(sid).kind(), "turn.end");

@@ -3,10 +3,13 @@
 //! After each hostile line stands a probe, which must be answered, once. The seed of the random
 //! part is printed; `TURNHOST_TEST_SEED` repeats it.
 
+use std::fs;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use serde_json::json;
+use serde_json::value::RawValue;
 use turnhost_tests::{Host, Options, probe, suite};
 
 /// Checks that each probe up to `count` was answered once and that the host still runs.
@@ -79,8 +82,37 @@ fn texts_of_the_suite_inside_a_frame_are_told_apart() {
     }
 }
 
-/// A frame of each type, as gateways send them.
-fn seeds() -> Vec<Vec<u8>> {
+/// What the recordings in `fixtures/captures` send, but for the frame that ends a host.
+fn recorded() -> Vec<Vec<u8>> {
+    #[derive(serde::Deserialize)]
+    struct Line<'a> {
+        #[serde(borrow, rename = "in")]
+        frame: Option<&'a RawValue>,
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/captures");
+    let mut files: Vec<_> = fs::read_dir(folder)
+        .expect("the recordings are there")
+        .map(|entry| entry.expect("an entry of a folder").path())
+        .collect();
+    files.sort();
+    let mut frames = Vec::new();
+    for file in files {
+        let text = fs::read_to_string(file).expect("a recording");
+        for line in text.lines() {
+            let line: Line<'_> = serde_json::from_str(line).expect("a line of a recording");
+            if let Some(frame) = line.frame
+                && !frame.get().contains("shutdown")
+            {
+                frames.push(frame.get().as_bytes().to_vec());
+            }
+        }
+    }
+    assert!(frames.len() > 50, "{}", frames.len());
+    frames
+}
+
+/// A frame of each type, with many fields.
+fn written() -> Vec<Vec<u8>> {
     let session = |kind: &str| json!({"type": kind, "sid": "s1", "request_id": "r1"});
     let mut frames = vec![
         json!({"type": "turn.start", "sid": "s1", "request_id": "r1", "session_key": "key-s1",
@@ -176,7 +208,7 @@ fn mutate(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
 
 #[test]
 fn no_mutation_of_a_frame_ends_the_host_or_costs_another_frame() {
-    const HOSTS: usize = 4;
+    const HOSTS: usize = 8;
     const LINES: usize = 10_000;
     let seed = match std::env::var("TURNHOST_TEST_SEED") {
         Ok(seed) => seed.parse().expect("TURNHOST_TEST_SEED is a number"),
@@ -186,7 +218,7 @@ fn no_mutation_of_a_frame_ends_the_host_or_costs_another_frame() {
     };
     println!("TURNHOST_TEST_SEED={seed}");
     let mut rng = Rng::with_seed(seed);
-    let seeds = seeds();
+    let seeds = [recorded(), written()].concat();
     for _ in 0..HOSTS {
         let host = Host::start(Options::new().max_frame_bytes(64 * 1024));
         for number in 0..LINES {
@@ -213,7 +245,8 @@ fn random_bytes_cost_nothing_else() {
 fn a_line_may_come_in_any_pieces() {
     let host = Host::start(Options::new());
     let mut rng = Rng::with_seed(11);
-    let bytes: Vec<u8> = seeds()
+    let lines = written();
+    let bytes: Vec<u8> = lines
         .iter()
         .enumerate()
         .flat_map(|(number, line)| with_probe(line, number))
@@ -224,5 +257,5 @@ fn a_line_may_come_in_any_pieces() {
         host.send_raw(piece);
         rest = tail;
     }
-    check_probes(&host, seeds().len());
+    check_probes(&host, lines.len());
 }

@@ -42,24 +42,17 @@ impl Drain {
         let turns_until = deadline - (cause.budget() - drain_time(cause.budget()));
         tracing::info!(reason = cause.reason(), "draining");
 
-        for turn in self.sessions.begin_drain() {
+        // Turns that were accepted may still begin: somebody was promised them.
+        self.sessions.begin_drain();
+        let mut still_live = self.sessions.wait_until_settled(turns_until);
+        still_live.retain(|turn| {
             // It waits for a worker: it is certain that nothing of it ran, and nothing will.
-            if self.pool.withdraw(turn.number.0) {
-                let message = "the host ended before a worker took the turn".to_owned();
-                self.sessions.settle(
-                    &turn,
-                    Terminal::Error {
-                        reason: Reason::Draining,
-                        message,
-                    },
-                );
+            let never_ran = self.pool.withdraw(turn.number.0);
+            // A worker has it: only that worker knows whether it began.
+            if !never_ran {
+                turn.set_started();
             }
-        }
-        let still_live = self.sessions.wait_until_settled(turns_until);
-        for turn in &still_live {
             let message = "the host ended before the turn did".to_owned();
-            // It may have been taken by a worker just now: only the worker knows whether it began.
-            turn.set_started();
             self.sessions.settle(
                 turn,
                 Terminal::Error {
@@ -67,7 +60,8 @@ impl Drain {
                     message,
                 },
             );
-        }
+            !never_ran
+        });
         let end_reason = format!("compute_host_{}", cause.reason());
         self.sessions.finalize_all(&still_live, &end_reason);
         if !self.output.finish(deadline) {

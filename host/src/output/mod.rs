@@ -4,10 +4,12 @@
 //!
 //! Two kinds of queues lead to the one writer:
 //!
-//! - **replies**: answers of the reader, in their order. The reader may write them itself when the
-//!   writer is idle and the pipe takes them at once.
-//! - one **lane** for each session: its stream of turn frames and events ([`lane`]). Lanes that
+//! - **replies**: answers of the reader, in their order.
+//! - one **lane** for each session: its stream of turn frames and events (`lane`). Lanes that
 //!   hold more than deltas go before those that do not.
+//!
+//! A thread that has nothing more to say just now may write what is queued itself, when the writer
+//! is idle and the pipe takes it at once ([`Output::flush`]): that saves the way over the writer.
 //!
 //! Invariant: nothing but the holder of `stdout` writes, and it takes from the queues only while it
 //! holds it; so what is taken earlier is written earlier.
@@ -123,18 +125,16 @@ impl Output {
         }
     }
 
-    /// Sends queued replies on their way; the reader calls it before it waits for input.
+    /// Sends what is queued on its way, by the short one if that cannot block: the calling thread
+    /// writes it. For threads that have nothing more to say just now.
     pub fn flush(&self) {
         let shared = &*self.shared;
-        if shared.replies.lock().is_empty() {
-            return;
-        }
-        if !writer::try_write_replies(shared) {
+        if shared.unread.load(Ordering::Acquire) > 0 && !writer::try_write(shared) {
             shared.wake();
         }
     }
 
-    /// Sends queued replies on their way by the writer; for threads other than the reader.
+    /// Leaves what is queued to the writer; for threads that must not take a lane's lock.
     pub fn wake(&self) {
         self.shared.wake();
     }

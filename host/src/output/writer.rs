@@ -1,4 +1,4 @@
-//! The writer thread, and the short way of the reader past it.
+//! The writer thread, and the short way past it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -120,43 +120,38 @@ impl Shared {
     }
 }
 
-/// Writes the replies from the calling thread, if that cannot block; answers whether none is left.
-pub(super) fn try_write_replies(shared: &Shared) -> bool {
+/// Writes everything that is queued from the calling thread, if that cannot block; answers whether
+/// it did.
+pub(super) fn try_write(shared: &Shared) -> bool {
+    if shared.unread.load(Ordering::Acquire) > ATOMIC_WRITE_BYTES {
+        return false;
+    }
     let Some(stdout) = shared.stdout.try_lock() else {
         return false;
     };
-    if shared.is_closed() {
+    if shared.is_closed() || !is_writable(&stdout) {
         return false;
     }
-    let chunk = {
-        let mut replies = shared.replies.lock();
-        if replies.bytes() > ATOMIC_WRITE_BYTES || !is_writable(&stdout) {
-            return false;
-        }
-        replies.pop()
-    };
-    let Some(chunk) = chunk else { return true };
-    match write(&stdout, &chunk) {
-        Ok(count) if count == chunk.len() => {
-            drop(stdout);
-            shared.written(count);
-            true
-        }
-        Ok(count) => {
-            shared.replies.lock().push_front(chunk[count..].to_vec());
-            drop(stdout);
-            shared.written(count);
-            false
-        }
-        Err(Errno::AGAIN) => {
-            shared.replies.lock().push_front(chunk);
-            false
-        }
+    let mut batch = Vec::new();
+    shared.take_batch(&mut batch);
+    // More may have come since the look at the count: a longer write could block.
+    let written = match write(&stdout, &batch[..batch.len().min(ATOMIC_WRITE_BYTES)]) {
+        Ok(count) => count,
+        Err(Errno::AGAIN) => 0,
         Err(error) => {
             shared.close(error);
-            false
+            return false;
         }
+    };
+    let rest = &batch[written..];
+    let is_done = rest.is_empty();
+    if !is_done {
+        // It goes out before anything else, so a line that was cut goes on where it was.
+        shared.replies.lock().push_front(rest.to_vec());
     }
+    drop(stdout);
+    shared.written(written);
+    is_done
 }
 
 fn write(stdout: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {

@@ -339,6 +339,7 @@ impl Sessions {
         }
         drop(state);
         self.shared.settled.notify_all();
+        self.shared.output.flush();
         true
     }
 
@@ -371,14 +372,11 @@ impl Sessions {
             let ack = Frame::SessionCloseAck { sid, request_id };
             self.shared.output.reply_in_order(&session.lane, &ack);
         }
-        self.shared.output.wake();
     }
 
-    /// Admits no more turns; answers those that are live.
-    pub fn begin_drain(&self) -> Vec<Arc<Turn>> {
-        let mut state = self.shared.state.lock();
-        state.draining = true;
-        state.live_turns()
+    /// Admits no more turns.
+    pub fn begin_drain(&self) {
+        self.shared.state.lock().draining = true;
     }
 
     /// Waits until no turn is live, at most until `deadline`; answers those that still are.
