@@ -92,8 +92,8 @@ struct Record {
 enum CommandError {
     #[error(transparent)]
     Supervise(#[from] SuperviseError),
-    #[error("replay through the supervisor is not in this version; give --bare")]
-    NotBare,
+    #[error("cannot find this program itself: {0}; give --bare")]
+    Own(io::Error),
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Fixtures(Vec<FixtureError>),
     #[error(transparent)]
@@ -112,8 +112,8 @@ impl CommandError {
     fn exit_code(&self) -> u8 {
         match self {
             Self::Supervise(error) => error.exit_code(),
-            Self::NotBare | Self::Fixtures(_) => EXIT_USAGE,
-            Self::Play(_) | Self::Thread(_) => EXIT_NO_HOST,
+            Self::Fixtures(_) => EXIT_USAGE,
+            Self::Own(_) | Self::Play(_) | Self::Thread(_) => EXIT_NO_HOST,
             Self::Record(RecordError::Start { .. }) => EXIT_NO_HOST,
             Self::Record(RecordError::Relay(_)) | Self::Lost(_) | Self::Output(_) => EXIT_DIFFERS,
             Self::Record(_) => EXIT_USAGE,
@@ -141,9 +141,6 @@ pub(crate) fn run() -> ExitCode {
 
 impl Replay {
     fn run(self, home: Option<PathBuf>, json: bool) -> Result<ExitCode, CommandError> {
-        if !self.bare {
-            return Err(CommandError::NotBare);
-        }
         let (fixtures, bad): (Vec<_>, Vec<_>) = self
             .files
             .iter()
@@ -161,8 +158,10 @@ impl Replay {
             None if home.is_some() => 1,
             None => fixtures.len().min(MAX_JOBS),
         };
+        let supervisor = (!self.bare).then(std::env::current_exe).transpose();
         let options = Options {
             host: self.host.unwrap_or_else(default_host),
+            supervisor: supervisor.map_err(CommandError::Own)?,
             home,
         };
         let mut good = true;

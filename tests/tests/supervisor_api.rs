@@ -1,5 +1,6 @@
 //! SPEC §9: the supervisor as a part of another program, with what the recorded reference does
 //! wrong (fixtures of its supervisor) done right.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::ffi::OsString;
 use std::sync::mpsc::{Receiver, channel};

@@ -1,4 +1,5 @@
 //! SPEC §9 under fire: hosts that are killed, stopped or gone at random moments, again and again.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

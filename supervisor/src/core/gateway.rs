@@ -53,7 +53,7 @@ impl Core {
     ) {
         let look = look(head);
         let max = self.rules.max_frame_bytes;
-        let message = format!("a frame of {bytes} bytes is longer than the limit of {max} bytes");
+        let message = format!("a line of {bytes} bytes is longer than {max} (--max-frame-bytes)");
         let id = request_id(look.request_id());
         actions.push(Action::Tell(if look.is_type("turn.start") {
             Notice::Refused {
