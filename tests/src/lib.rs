@@ -7,6 +7,7 @@
 //!
 //! Invariant: a test ends and reaps only what it started; nothing outlives its [`Host`].
 
+pub mod bench;
 pub mod binary;
 pub mod frame;
 pub mod gateway;

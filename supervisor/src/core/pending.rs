@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 
 use serde_json::value::RawValue;
 use turnhost_protocol::frame::RequestId;
@@ -122,13 +123,49 @@ pub(super) type Serial = u64;
 pub(super) struct Pending {
     entries: BTreeMap<Serial, Owed>,
     /// Entries by the key of their id; equal ids are possible, oldest first.
-    by_id: HashMap<String, Vec<Serial>>,
+    by_id: HashMap<Box<str>, Serials>,
     /// Entries without an id.
     nameless: VecDeque<Serial>,
     next: Serial,
     turns: usize,
-    settled: HashSet<(Kind, String)>,
-    settled_order: VecDeque<(Kind, String)>,
+    /// Hashes of kind and key: a wrong hit is as likely as a wrong bit in memory.
+    settled: HashSet<u64>,
+    settled_order: VecDeque<u64>,
+    hasher: RandomState,
+}
+
+/// The entries of one id: nearly always one, which then costs no memory of its own.
+#[derive(Debug)]
+enum Serials {
+    One([Serial; 1]),
+    More(Vec<Serial>),
+}
+
+impl Serials {
+    fn as_slice(&self) -> &[Serial] {
+        match self {
+            Self::One(one) => one,
+            Self::More(more) => more,
+        }
+    }
+
+    fn push(&mut self, serial: Serial) {
+        match self {
+            Self::One([first]) => *self = Self::More(vec![*first, serial]),
+            Self::More(more) => more.push(serial),
+        }
+    }
+
+    /// Takes one out; answers whether none is left.
+    fn remove(&mut self, serial: Serial) -> bool {
+        match self {
+            Self::One([only]) => *only == serial,
+            Self::More(more) => {
+                more.retain(|other| *other != serial);
+                more.is_empty()
+            }
+        }
+    }
 }
 
 impl Pending {
@@ -152,15 +189,31 @@ impl Pending {
         self.turns += usize::from(owed.kind == Kind::Turn);
         match &owed.id {
             Some(id) => {
-                let key = key(id).into_owned();
+                let key = key(id);
                 // An id that is used again is a new frame.
-                self.settled.remove(&(owed.kind, key.clone()));
-                self.by_id.entry(key).or_default().push(serial);
+                if !self.settled.is_empty() {
+                    let hash = self.hash(owed.kind, &key);
+                    self.settled.remove(&hash);
+                }
+                self.index(&key, serial);
             }
             None => self.nameless.push_back(serial),
         }
         self.entries.insert(serial, owed);
         serial
+    }
+
+    fn index(&mut self, key: &str, serial: Serial) {
+        match self.by_id.get_mut(key) {
+            Some(serials) => serials.push(serial),
+            None => {
+                self.by_id.insert(key.into(), Serials::One([serial]));
+            }
+        }
+    }
+
+    fn hash(&self, kind: Kind, key: &str) -> u64 {
+        self.hasher.hash_one((kind, key))
     }
 
     /// The entry `serial`, to set where its frame begins.
@@ -174,22 +227,21 @@ impl Pending {
         match &owed.id {
             Some(id) => {
                 let key = key(id);
-                if let Some(serials) = self.by_id.get_mut(&*key) {
-                    serials.retain(|other| *other != serial);
-                    if serials.is_empty() {
-                        self.by_id.remove(&*key);
-                    }
+                let serials = self.by_id.get_mut(&*key);
+                if serials.is_some_and(|serials| serials.remove(serial)) {
+                    self.by_id.remove(&*key);
                 }
-                self.remember(owed.kind, key.into_owned());
+                self.remember(owed.kind, &key);
             }
             None => self.nameless.retain(|other| *other != serial),
         }
         Some(owed)
     }
 
-    fn remember(&mut self, kind: Kind, key: String) {
-        if self.settled.insert((kind, key.clone())) {
-            self.settled_order.push_back((kind, key));
+    fn remember(&mut self, kind: Kind, key: &str) {
+        let hash = self.hash(kind, key);
+        if self.settled.insert(hash) {
+            self.settled_order.push_back(hash);
         }
         if self.settled_order.len() > SETTLED_FRAMES
             && let Some(oldest) = self.settled_order.pop_front()
@@ -208,16 +260,15 @@ impl Pending {
     ) -> Settled {
         let mut serial = self.named(id, sid, |owed| owed.kind == kind);
         if serial.is_none() {
-            let repeated =
-                id.is_some_and(|id| self.settled.contains(&(kind, key(id).into_owned())));
-            if repeated {
+            let is_settled = |id| self.settled.contains(&self.hash(kind, &key(id)));
+            if id.is_some_and(is_settled) {
                 return Settled::Repeated;
             }
             serial = self.oldest_nameless(kind, sid);
         }
         if let Some(owed) = serial.and_then(|serial| self.remove(serial)) {
             if let (None, Some(id)) = (&owed.id, id) {
-                self.remember(kind, key(id).into_owned());
+                self.remember(kind, &key(id));
             }
             return Settled::Owed(owed);
         }
@@ -246,11 +297,8 @@ impl Pending {
         if let Some(serial) = self.oldest_nameless(Kind::Turn, sid)
             && let Some(owed) = self.entries.get_mut(&serial)
         {
-            self.by_id
-                .entry(key(&id).into_owned())
-                .or_default()
-                .push(serial);
-            owed.id = Some(id);
+            owed.id = Some(id.clone());
+            self.index(&key(&id), serial);
             self.nameless.retain(|other| *other != serial);
         }
     }
@@ -275,7 +323,7 @@ impl Pending {
         sid: Option<&str>,
         fits: impl Fn(&Owed) -> bool,
     ) -> Option<Serial> {
-        let serials = self.by_id.get(&*key(id?))?;
+        let serials = self.by_id.get(&*key(id?))?.as_slice();
         let fitting = |serial: &&Serial| self.entries.get(serial).is_some_and(&fits);
         let of_session = |serial: &&Serial| {
             let owed = self.entries.get(serial);
