@@ -4,7 +4,7 @@
 //! once, with its answer, so that each frame gets exactly one.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 
 use serde_json::value::RawValue;
@@ -124,8 +124,8 @@ pub(super) struct Pending {
     entries: BTreeMap<Serial, Owed>,
     /// Entries by the key of their id; equal ids are possible, oldest first.
     by_id: HashMap<Box<str>, Serials>,
-    /// Entries without an id.
-    nameless: VecDeque<Serial>,
+    /// Entries without an id, by what an answer shows of them.
+    nameless: HashMap<(Kind, Box<str>), BTreeSet<Serial>>,
     next: Serial,
     turns: usize,
     /// Hashes of kind and key: a wrong hit is as likely as a wrong bit in memory.
@@ -137,31 +137,34 @@ pub(super) struct Pending {
 /// The entries of one id: nearly always one, which then costs no memory of its own.
 #[derive(Debug)]
 enum Serials {
-    One([Serial; 1]),
-    More(Vec<Serial>),
+    One(Serial),
+    More(BTreeSet<Serial>),
 }
 
 impl Serials {
-    fn as_slice(&self) -> &[Serial] {
+    /// The oldest that fits.
+    fn find(&self, mut fits: impl FnMut(Serial) -> bool) -> Option<Serial> {
         match self {
-            Self::One(one) => one,
-            Self::More(more) => more,
+            Self::One(only) => Some(*only).filter(|only| fits(*only)),
+            Self::More(more) => more.iter().copied().find(|serial| fits(*serial)),
         }
     }
 
-    fn push(&mut self, serial: Serial) {
+    fn add(&mut self, serial: Serial) {
         match self {
-            Self::One([first]) => *self = Self::More(vec![*first, serial]),
-            Self::More(more) => more.push(serial),
+            Self::One(first) => *self = Self::More(BTreeSet::from([*first, serial])),
+            Self::More(more) => {
+                more.insert(serial);
+            }
         }
     }
 
     /// Takes one out; answers whether none is left.
     fn remove(&mut self, serial: Serial) -> bool {
         match self {
-            Self::One([only]) => *only == serial,
+            Self::One(only) => *only == serial,
             Self::More(more) => {
-                more.retain(|other| *other != serial);
+                more.remove(&serial);
                 more.is_empty()
             }
         }
@@ -197,7 +200,12 @@ impl Pending {
                 }
                 self.index(&key, serial);
             }
-            None => self.nameless.push_back(serial),
+            None => {
+                self.nameless
+                    .entry(nameless_key(&owed))
+                    .or_default()
+                    .insert(serial);
+            }
         }
         self.entries.insert(serial, owed);
         serial
@@ -205,9 +213,9 @@ impl Pending {
 
     fn index(&mut self, key: &str, serial: Serial) {
         match self.by_id.get_mut(key) {
-            Some(serials) => serials.push(serial),
+            Some(serials) => serials.add(serial),
             None => {
-                self.by_id.insert(key.into(), Serials::One([serial]));
+                self.by_id.insert(key.into(), Serials::One(serial));
             }
         }
     }
@@ -233,7 +241,7 @@ impl Pending {
                 }
                 self.remember(owed.kind, &key);
             }
-            None => self.nameless.retain(|other| *other != serial),
+            None => self.forget_nameless(&owed, serial),
         }
         Some(owed)
     }
@@ -295,11 +303,12 @@ impl Pending {
             return;
         }
         if let Some(serial) = self.oldest_nameless(Kind::Turn, sid)
-            && let Some(owed) = self.entries.get_mut(&serial)
+            && let Some(mut owed) = self.entries.remove(&serial)
         {
-            owed.id = Some(id.clone());
+            self.forget_nameless(&owed, serial);
             self.index(&key(&id), serial);
-            self.nameless.retain(|other| *other != serial);
+            owed.id = Some(id);
+            self.entries.insert(serial, owed);
         }
     }
 
@@ -323,34 +332,36 @@ impl Pending {
         sid: Option<&str>,
         fits: impl Fn(&Owed) -> bool,
     ) -> Option<Serial> {
-        let serials = self.by_id.get(&*key(id?))?.as_slice();
-        let fitting = |serial: &&Serial| self.entries.get(serial).is_some_and(&fits);
-        let of_session = |serial: &&Serial| {
-            let owed = self.entries.get(serial);
-            owed.is_some_and(|owed| same_session(owed.sid.as_deref(), sid))
-        };
+        let serials = self.by_id.get(&*key(id?))?;
+        let fitting = |serial| self.entries.get(&serial).filter(|owed| fits(owed));
+        let of_session =
+            |owed: &Owed| owed.sid.as_deref().unwrap_or_default() == sid.unwrap_or_default();
         serials
-            .iter()
-            .filter(fitting)
-            .find(of_session)
-            .or_else(|| serials.iter().find(fitting))
-            .copied()
+            .find(|serial| fitting(serial).is_some_and(of_session))
+            .or_else(|| serials.find(|serial| fitting(serial).is_some()))
     }
 
     fn oldest_nameless(&self, kind: Kind, sid: Option<&str>) -> Option<Serial> {
-        self.nameless
-            .iter()
-            .find(|serial| {
-                self.entries
-                    .get(serial)
-                    .is_some_and(|owed| owed.kind == kind && same_session(owed.sid.as_deref(), sid))
-            })
-            .copied()
+        if self.nameless.is_empty() {
+            return None;
+        }
+        let key = (kind, sid.unwrap_or_default().into());
+        self.nameless.get(&key)?.first().copied()
+    }
+
+    fn forget_nameless(&mut self, owed: &Owed, serial: Serial) {
+        let key = nameless_key(owed);
+        if let Some(serials) = self.nameless.get_mut(&key) {
+            serials.remove(&serial);
+            if serials.is_empty() {
+                self.nameless.remove(&key);
+            }
+        }
     }
 }
 
-fn same_session(one: Option<&str>, other: Option<&str>) -> bool {
-    one.unwrap_or_default() == other.unwrap_or_default()
+fn nameless_key(owed: &Owed) -> (Kind, Box<str>) {
+    (owed.kind, owed.sid.as_deref().unwrap_or_default().into())
 }
 
 /// What tells two ids apart, however a host writes them: JSON without escapes and white space.
