@@ -1,7 +1,12 @@
-//! The parent of one turnhost, and what belongs to its trade.
+#![doc = include_str!("../README.md")]
 //!
-//! [`replay`] plays transcripts against a host and records them. It knows a host only as a child
-//! process with three pipes, so whatever speaks the frames on stdin and stdout can stand there.
+//! # Rooms
+//!
+//! [`core`] is pure and knows nothing of the others. `driver` is the loop around it; it uses `child`
+//! (one process), [`registry`] (its record and the lock) and `transport` (bytes that never wait).
+//! [`relay`] and [`supervisor`] put the loop between a gateway's pipes, or into a program. [`reap`]
+//! and [`status`] stand alone on a home. [`replay`] plays transcripts against a host and records
+//! them; it knows a host only as a child process with three pipes.
 
 mod child;
 pub mod core;
