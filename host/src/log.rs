@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use turnhost_protocol::home::make_private_folder;
+use turnhost_protocol::json;
 use turnhost_protocol::limits::{LOG_FILE_BYTES, LOG_FILES};
 
 /// Records that may wait for the disk.
@@ -86,6 +87,22 @@ impl Log {
         }
     }
 }
+
+/// Sends panics to the log instead of to stderr, which would wait for whoever does not read it.
+pub fn say_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let message = panic.payload_as_str().unwrap_or("no message");
+        let message = json::quoted(message, PANIC_BYTES);
+        let place = panic
+            .location()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        tracing::error!(message, place, "a thread panicked");
+    }));
+}
+
+/// Longest message of a panic that is logged, in bytes.
+const PANIC_BYTES: usize = 1024;
 
 impl<'a> MakeWriter<'a> for Log {
     type Writer = Record<'a>;

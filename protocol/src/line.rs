@@ -162,11 +162,15 @@ impl<R: Read> LineReader<R> {
 
     /// Drops a line up to its line feed, keeping its head.
     fn skip_long_line(&mut self) -> io::Result<Line<'_>> {
-        self.buffer.copy_within(self.start..self.end, 0);
+        if std::mem::take(&mut self.at_stream_start)
+            && self.buffer[self.start..self.end].starts_with(BYTE_ORDER_MARK)
+        {
+            self.start += BYTE_ORDER_MARK.len();
+        }
         let mut bytes = (self.end - self.start) as u64;
-        let head = LOOK_BYTES.min(self.max_bytes);
-        let mut carriage_return = self.buffer[self.end - self.start - 1] == b'\r';
-        self.at_stream_start = false;
+        let mut carriage_return = self.buffer[self.end - 1] == b'\r';
+        let head = LOOK_BYTES.min(self.max_bytes).min(self.end - self.start);
+        self.buffer.copy_within(self.start..self.start + head, 0);
         let mut skip_buffer = vec![0; LINE_BUFFER_BYTES];
         loop {
             let read = match self.source.read(&mut skip_buffer) {
@@ -281,6 +285,29 @@ mod tests {
             &["1234", "1234", "long:4:5", "long:4:5", "x"],
         );
         check(b"123456789", 4, &["long:4:9"]);
+    }
+
+    #[test]
+    fn a_long_first_line_loses_its_byte_order_mark_too() {
+        let input = [BYTE_ORDER_MARK, &[b'x'; 300_000], b"\nnext\n"].concat();
+        let mut reader = LineReader::new(
+            Pieces {
+                bytes: &input,
+                piece: 1000,
+            },
+            100_000,
+        );
+        match reader.next_line().unwrap() {
+            Some(Line::TooLong {
+                head,
+                bytes: 300_000,
+            }) => assert!(head.starts_with(b"xx")),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(
+            reader.next_line().unwrap(),
+            Some(Line::Whole(&mut b"next".to_owned()))
+        );
     }
 
     #[test]

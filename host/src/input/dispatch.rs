@@ -19,7 +19,7 @@ use turnhost_protocol::process::monotonic_ns;
 use crate::life::{Cause, Ending};
 use crate::output::Output;
 use crate::pool::Pool;
-use crate::session::{Closing, Refusal, Sessions, Terminal, Turn};
+use crate::session::{AtTheDoor, Closing, Sessions, Terminal, Turn};
 use crate::timers::Timers;
 use crate::turn::Turns;
 
@@ -127,6 +127,7 @@ impl Dispatcher {
             Input::SessionList => self.output.reply(&Frame::SessionListAck {
                 request_id: id,
                 sessions: &self.sessions.list(),
+                truncated: false,
             }),
             Input::IdleProbe => self.idle_probe(id),
             Input::Shutdown { wait_ms } => self.shutdown(id, wait_ms),
@@ -215,21 +216,23 @@ impl Dispatcher {
     }
 
     fn turn_start(&self, id: &RequestId, start: TurnStart) {
-        let queued = self.pool.load().queued;
-        let admitted = self
-            .sessions
-            .admit(&start, id, queued >= self.max_queued_turns, |lane| {
-                let sid = lane.sid();
-                let accepted = Frame::TurnAccepted {
-                    sid,
-                    request_id: id,
-                    queued_turns: queued + 1,
-                };
-                self.output.reply_in_order(lane, &accepted);
-            });
+        let backlog = self.pool.backlog();
+        let at_the_door = AtTheDoor {
+            is_full: backlog >= self.max_queued_turns,
+            is_draining: self.ending.has_begun(),
+        };
+        let queued_turns = self.pool.load().queued + 1;
+        let admitted = self.sessions.admit(&start, id, at_the_door, |lane| {
+            let accepted = Frame::TurnAccepted {
+                sid: lane.sid(),
+                request_id: id,
+                queued_turns,
+            };
+            self.output.session_reply(lane, &accepted);
+        });
         let turn = match admitted {
             Ok(turn) => turn,
-            Err(refusal) => return self.refuse_admission(&start.sid, id, refusal),
+            Err(refusal) => return self.output.reply(&refusal.frame(&start.sid, id)),
         };
         let (turns, job_turn) = (Arc::clone(&self.turns), Arc::clone(&turn));
         let submitted = self.pool.submit(turn.number.0, move |place| {
@@ -245,10 +248,6 @@ impl Dispatcher {
                 },
             );
         }
-    }
-
-    fn refuse_admission(&self, sid: &str, id: &RequestId, refusal: Refusal) {
-        self.output.reply(&refusal.frame(sid, id));
     }
 
     fn interrupt(&self, id: &RequestId, sid: &str, generation: Option<i64>) {
@@ -310,6 +309,8 @@ impl Dispatcher {
 
     fn shutdown(&self, id: &RequestId, wait_ms: Option<u64>) {
         self.output.reply(&Frame::ShutdownAck { request_id: id });
+        // It goes before whatever the end of the process says.
+        self.output.flush();
         let wait_ms = wait_ms.unwrap_or(limits::SHUTDOWN_WAIT_MS);
         self.ending.begin(Cause::Shutdown {
             wait_ms: wait_ms.min(limits::MAX_SHUTDOWN_WAIT_MS),
@@ -326,8 +327,10 @@ fn give_up(sessions: &Sessions, pool: &Pool, turn: &Turn) {
         reason: Reason::Exception,
         message: message.to_owned(),
     };
-    if sessions.settle(turn, terminal) {
+    if sessions.is_live(turn) {
+        // First the place, so that the host is never taken for idle between the two.
         pool.abandon(turn.number.0);
+        sessions.settle(turn, terminal);
     }
 }
 

@@ -1,20 +1,28 @@
 //! The reader thread: lines in, one at a time, until the end of input.
 
 use std::io::Read;
+use std::os::fd::AsFd;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use turnhost_protocol::line::{Line, LineReader};
 
 use super::Dispatcher;
 
 /// Reads and dispatches until the end of input; answers why it ended, for the log.
-pub fn read(source: impl Read, max_frame_bytes: usize, dispatcher: &Dispatcher) -> String {
+pub fn read(source: impl Read + AsFd, max_frame_bytes: usize, dispatcher: &Dispatcher) -> String {
     let mut lines = LineReader::new(source, max_frame_bytes);
     loop {
         if !lines.has_buffered_line() {
             // Nothing to do but to wait: let out what was answered so far.
             dispatcher.output().flush();
         }
-        dispatcher.output().wait_for_room();
+        while dispatcher.output().is_full() {
+            dispatcher.output().wait_for_room(LOOK_INTERVAL);
+            if is_hung_up(lines.source()) {
+                return "stdin was closed by a parent that reads nothing".to_owned();
+            }
+        }
         match lines.next_line() {
             Ok(Some(Line::Whole(line) | Line::Cut(line))) => dispatcher.line(line),
             Ok(Some(Line::TooLong { head, bytes })) => dispatcher.too_long(head, bytes),
@@ -26,4 +34,17 @@ pub fn read(source: impl Read, max_frame_bytes: usize, dispatcher: &Dispatcher) 
             Err(error) => return format!("reading stdin failed: {error}"),
         }
     }
+}
+
+/// How often a reader that is held back looks whether the parent is still there.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Whether the other end of `source` was closed, though input may still wait to be read.
+fn is_hung_up(source: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(source, PollFlags::empty())];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::HUP)
 }

@@ -9,11 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
-use turnhost_protocol::frame::output::Output as Frame;
 
 use super::ending::{Cause, Ending};
 use super::heartbeat::Pulse;
-use crate::output::Output;
 
 /// How often the parent is looked at: SPEC §8.
 const PARENT_INTERVAL: Duration = Duration::from_secs(1);
@@ -91,16 +89,15 @@ impl Life {
         self,
         heartbeat: Option<Duration>,
         pulse: Pulse,
-        output: Output,
         ending: Ending,
     ) -> io::Result<()> {
         thread::Builder::new()
             .name("life".into())
-            .spawn(move || self.run(heartbeat, &pulse, &output, &ending))?;
+            .spawn(move || self.run(heartbeat, &pulse, &ending))?;
         Ok(())
     }
 
-    fn run(self, heartbeat: Option<Duration>, pulse: &Pulse, output: &Output, ending: &Ending) {
+    fn run(self, heartbeat: Option<Duration>, pulse: &Pulse, ending: &Ending) {
         let began = Instant::now();
         let mut next_beat = heartbeat.map(|interval| began + interval);
         let mut next_look = Some(began);
@@ -117,21 +114,15 @@ impl Life {
             }
             if next_look.is_some_and(|at| now >= at) {
                 // Once it is gone there is nothing more to look at.
-                next_look = (!self.look_at_parent(output, ending)).then(|| now + PARENT_INTERVAL);
+                next_look = (!self.look_at_parent(ending)).then(|| now + PARENT_INTERVAL);
             }
             let next = [next_beat, next_look].into_iter().flatten().min();
-            self.wait(next, output, ending, &mut next_look);
+            self.wait(next, ending, &mut next_look);
         }
     }
 
     /// Waits for a signal, at most until `next`, and handles it.
-    fn wait(
-        &self,
-        next: Option<Instant>,
-        output: &Output,
-        ending: &Ending,
-        next_look: &mut Option<Instant>,
-    ) {
+    fn wait(&self, next: Option<Instant>, ending: &Ending, next_look: &mut Option<Instant>) {
         let timeout = next.map(|at| {
             let left = at.saturating_duration_since(Instant::now());
             Timespec {
@@ -150,25 +141,20 @@ impl Life {
         if drain_pipe(&self.end) {
             ending.begin(Cause::Signal);
         }
-        if drain_pipe(&self.parent_death)
-            && next_look.is_some()
-            && self.look_at_parent(output, ending)
-        {
+        if drain_pipe(&self.parent_death) && next_look.is_some() && self.look_at_parent(ending) {
             *next_look = None;
         }
     }
 
     /// Begins the end if the parent is gone; answers whether it is.
-    fn look_at_parent(&self, output: &Output, ending: &Ending) -> bool {
+    fn look_at_parent(&self, ending: &Ending) -> bool {
         let Some(ppid) = self.parent.replaced_by() else {
             return false;
         };
-        output.reply(&Frame::Orphan {
+        ending.begin(Cause::Orphan {
             old_ppid: self.parent.ppid,
             ppid,
         });
-        output.wake();
-        ending.begin(Cause::Orphan);
         true
     }
 }

@@ -166,15 +166,17 @@ impl Player<'_> {
                         })
                 })
                 .collect();
-            parts
-                .into_iter()
-                .map(|part| match part {
-                    Ok(part) => part.join(),
-                    Err(error) => Ok(Err(AgentError::Failed(format!(
-                        "cannot start a thread for a parallel list: {error}"
-                    )))),
-                })
-                .collect()
+            stage.join(|| {
+                parts
+                    .into_iter()
+                    .map(|part| match part {
+                        Ok(part) => part.join(),
+                        Err(error) => Ok(Err(AgentError::Failed(format!(
+                            "cannot start a thread for a parallel list: {error}"
+                        )))),
+                    })
+                    .collect()
+            })
         });
         let mut results = Vec::with_capacity(outcomes.len());
         for outcome in outcomes {
