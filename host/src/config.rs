@@ -59,7 +59,7 @@ pub struct Flags {
 
     /// Ask the kernel for a signal when the parent, whose pid this is, ends. Only for a parent
     /// whose thread that starts the host lives as long as itself
-    #[arg(long, value_name = "PPID")]
+    #[arg(long, value_name = "PPID", value_parser = clap::value_parser!(i32).range(1..))]
     parent_death_signal: Option<i32>,
 }
 

@@ -62,7 +62,7 @@ use turn::{Agents, Turns};
 /// Runs a host on stdin and `stdout` until it ends the process.
 ///
 /// # Errors
-/// A thread or signal handler cannot be set up; nothing was written then.
+/// A thread or signal handler cannot be set up; `hello` may have been written then.
 pub fn run(settings: Settings, stdin: OwnedFd, stdout: OwnedFd) -> io::Result<()> {
     let life = Life::prepare(|| Parent::watch(settings.parent))?;
     let log = Log::start(&settings.home.logs(), &settings.log_filter)?;
@@ -123,12 +123,9 @@ pub fn run(settings: Settings, stdin: OwnedFd, stdout: OwnedFd) -> io::Result<()
         ending: ending.clone(),
         max_frame_bytes: settings.max_frame_bytes,
         max_queued_turns: settings.max_queued_turns,
+        queued_bytes: Arc::default(),
     };
-    let why = input::read(
-        std::fs::File::from(stdin),
-        settings.max_frame_bytes,
-        &dispatcher,
-    );
+    let why = input::read(stdin, settings.max_frame_bytes, &dispatcher);
     tracing::info!("{why}");
     ending.begin(Cause::StdinClosed);
     // The drain ends the process; a turn that began just now still needs this thread's handlers

@@ -113,6 +113,19 @@ pub const HEARTBEAT_SECS: u64 = 15;
 /// Most seconds between heartbeats: one day.
 pub const MAX_HEARTBEAT_SECS: u64 = 86_400;
 
+/// Largest `config.yaml`, in bytes: a thousand times what one needs.
+pub const MAX_CONFIG_BYTES: u64 = 4 * MIB as u64;
+
+/// Largest script file, in bytes.
+pub const MAX_SCRIPT_FILE_BYTES: u64 = 32 * MIB as u64;
+
+/// Longest script in a prompt, in bytes. Parsed steps take many times the memory of their text.
+pub const MAX_SCRIPT_BYTES: usize = MIB;
+
+/// Frames of turns that no worker has taken, together, in bytes. Beyond it turns are refused like
+/// those that are too many.
+pub const MAX_QUEUED_TURN_BYTES: usize = 256 * MIB;
+
 /// A log file is rotated at this size, in bytes: SPEC §2.
 pub const LOG_FILE_BYTES: u64 = 10 * MIB as u64;
 
@@ -160,6 +173,10 @@ const _: () = {
     );
     // JSON escaping makes a control character six bytes long.
     assert!(6 * MAX_DELTA_BYTES < MAX_FRAME_BYTES);
+    assert!(
+        MAX_QUEUED_TURN_BYTES >= 2 * MAX_FRAME_BYTES,
+        "a large turn must not wait for ever"
+    );
     assert!(MAX_TURN_TEXT_BYTES < MAX_FRAME_BYTES);
     assert!(2 * SESSION_OUTPUT_BYTES + 6 * JOINED_TEXT_BYTES < TURN_OUTPUT_BYTES);
     assert!(MIN_WORKERS <= WORKERS && WORKERS <= MAX_WORKERS);

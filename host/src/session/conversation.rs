@@ -140,7 +140,7 @@ impl Conversation {
     pub(super) fn add(&self, exchange: Exchange) {
         let mut state = self.state.lock();
         Arc::make_mut(&mut state.history).extend([exchange.question, exchange.answer]);
-        state.version += 1;
+        state.version = state.version.saturating_add(1);
     }
 
     /// What model calls cost so far.
