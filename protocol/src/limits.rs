@@ -161,6 +161,75 @@ pub const CAPACITY_CODE: i64 = 5019;
 /// The version that `hello` names: SPEC §4.
 pub const PROTOCOL_VERSION: u32 = 1;
 
+/// Frames that a supervisor keeps for the next host: SPEC §9.
+pub const KEPT_FRAMES: usize = 1_024;
+
+/// Bytes of those frames: SPEC §9. Also what may wait for a host that does not read, before the
+/// supervisor stops reading the gateway.
+pub const KEPT_BYTES: usize = 64 * MIB;
+
+/// Output for a gateway that does not read at which its supervisor stops reading the host, in
+/// bytes. Small: the host knows which frames may be joined and which go first.
+pub const RELAY_BYTES: usize = MIB;
+
+/// Frames without an answer yet that a supervisor remembers. Beyond it new ones are refused: a
+/// host that reads and never answers must not grow its supervisor.
+pub const MAX_PENDING_FRAMES: usize = 65_536;
+
+/// Answered frames that a supervisor remembers, to drop a second answer of a faulty host.
+pub const SETTLED_FRAMES: usize = 1_024;
+
+/// Questions to the person that a supervisor remembers, to withdraw them when the host ends.
+pub const MAX_OPEN_REQUESTS: usize = 4_096;
+
+/// How long a host may take to say hello, in milliseconds: SPEC §9.
+pub const HELLO_WAIT_MS: u64 = 10_000;
+
+/// First delay before a host is started again, in milliseconds; it doubles: SPEC §9.
+pub const RESPAWN_DELAY_MS: u64 = 250;
+
+/// Longest delay before a host is started again, in milliseconds: SPEC §9.
+pub const MAX_RESPAWN_DELAY_MS: u64 = 5_000;
+
+/// Restarts within [`RESPAWN_WINDOW_MS`] when nothing else is said: SPEC §9.
+pub const RESPAWN_MAX: usize = 3;
+
+/// The sliding window in which restarts are counted, in milliseconds: SPEC §9.
+pub const RESPAWN_WINDOW_MS: u64 = 300_000;
+
+/// After so long a life a host's restarts are forgotten, in milliseconds: SPEC §9.
+pub const STABLE_MS: u64 = 60_000;
+
+/// How long a host that closed its input or output may take to end, in milliseconds: a process
+/// that exits closes them a moment before.
+pub const PIPE_CLOSED_WAIT_MS: u64 = 1_000;
+
+/// Wait between SIGTERM and SIGKILL outside of a drain, in milliseconds: SPEC §9.
+pub const TERMINATE_WAIT_MS: u64 = 10_000;
+
+/// What a supervisor grants a draining host beyond its budget, in milliseconds: SPEC §9.
+pub const DRAIN_EXCESS_MS: u64 = 2_000;
+
+/// Wait between SIGTERM and SIGKILL for what a dead host left in its session, in milliseconds. The
+/// host ends its tools itself; this is for what it could not.
+pub const SESSION_WAIT_MS: u64 = 1_000;
+
+/// How long killed processes of a dead host's session are waited for before they are given up, in
+/// milliseconds: only the kernel itself can hold them.
+pub const SESSION_GIVE_UP_MS: u64 = 10_000;
+
+/// Heartbeat intervals of silence and of no CPU time after which a host hangs: SPEC §9.
+pub const SILENT_INTERVALS: u32 = 3;
+
+/// Heartbeat intervals without a heartbeat after which a host hangs in any case: SPEC §9.
+pub const BEATLESS_INTERVALS: u32 = 20;
+
+/// How long the answer of a control is kept for after its waiter gave up, in milliseconds: SPEC §9.
+pub const LATE_ANSWER_MS: u64 = 1_800_000;
+
+/// Controls whose late answers are waited for: SPEC §9.
+pub const LATE_ANSWERS: usize = 64;
+
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 const GIB: usize = 1024 * MIB;
@@ -181,4 +250,12 @@ const _: () = {
     assert!(2 * SESSION_OUTPUT_BYTES + 6 * JOINED_TEXT_BYTES < TURN_OUTPUT_BYTES);
     assert!(MIN_WORKERS <= WORKERS && WORKERS <= MAX_WORKERS);
     assert!(SHUTDOWN_WAIT_MS <= MAX_SHUTDOWN_WAIT_MS);
+    assert!(RESPAWN_DELAY_MS <= MAX_RESPAWN_DELAY_MS && MAX_RESPAWN_DELAY_MS < RESPAWN_WINDOW_MS);
+    assert!(
+        MAX_FRAME_BYTES <= KEPT_BYTES,
+        "a kept frame may be as long as any"
+    );
+    assert!(KEPT_FRAMES < MAX_PENDING_FRAMES);
+    assert!(SILENT_INTERVALS < BEATLESS_INTERVALS);
+    assert!(DRAIN_RESERVE_MS < DRAIN_EXCESS_MS);
 };

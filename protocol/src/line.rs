@@ -2,6 +2,8 @@
 //!
 //! Invariant: at most one line plus one read is held in memory, whatever arrives.
 //! Invariant: a line that is too long costs nobody but itself; its rest is skipped unbuffered.
+//! Invariant: after an error of the source, one that would block included, reading can go on
+//! where it stopped; nothing that was read is lost.
 
 use std::io::{self, Read};
 
@@ -37,6 +39,15 @@ pub struct LineReader<R> {
     searched: usize,
     max_bytes: usize,
     at_stream_start: bool,
+    /// A line that is too long is being dropped; its head is `buffer[start..searched]`.
+    skipping: Option<Skip>,
+}
+
+struct Skip {
+    /// Bytes of the line that were seen so far.
+    bytes: u64,
+    /// Whether the last of them was a carriage return.
+    carriage_return: bool,
 }
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -52,6 +63,7 @@ impl<R: Read> LineReader<R> {
             searched: 0,
             max_bytes,
             at_stream_start: true,
+            skipping: None,
         }
     }
 
@@ -60,8 +72,16 @@ impl<R: Read> LineReader<R> {
         &self.source
     }
 
+    /// The source of the bytes, to prepare it for the next read.
+    pub fn source_mut(&mut self) -> &mut R {
+        &mut self.source
+    }
+
     /// Whether the next call of [`Self::next_line`] can answer without reading from the source.
     pub fn has_buffered_line(&mut self) -> bool {
+        if self.skipping.is_some() {
+            return false;
+        }
         match memchr::memchr(b'\n', &self.buffer[self.searched..self.end]) {
             Some(found) => {
                 self.searched += found;
@@ -80,12 +100,16 @@ impl<R: Read> LineReader<R> {
     /// What the source reports, except an interruption by a signal, after which it reads again.
     pub fn next_line(&mut self) -> io::Result<Option<Line<'_>>> {
         loop {
+            if self.skipping.is_some() {
+                return self.skip_long_line().map(Some);
+            }
             let found = loop {
                 if self.has_buffered_line() {
                     break Some(self.searched);
                 }
                 // One more than the limit may be held: the last byte can be a carriage return.
                 if self.end - self.start > self.max_bytes + 1 {
+                    self.start_skipping();
                     return self.skip_long_line().map(Some);
                 }
                 if self.fill()? == 0 {
@@ -160,46 +184,53 @@ impl<R: Read> LineReader<R> {
         }
     }
 
-    /// Drops a line up to its line feed, keeping its head.
-    fn skip_long_line(&mut self) -> io::Result<Line<'_>> {
+    /// Keeps the head of the line that is buffered, and counts the rest.
+    fn start_skipping(&mut self) {
         if std::mem::take(&mut self.at_stream_start)
             && self.buffer[self.start..self.end].starts_with(BYTE_ORDER_MARK)
         {
             self.start += BYTE_ORDER_MARK.len();
         }
-        let mut bytes = (self.end - self.start) as u64;
-        let mut carriage_return = self.buffer[self.end - 1] == b'\r';
+        self.skipping = Some(Skip {
+            bytes: (self.end - self.start) as u64,
+            carriage_return: self.buffer[self.end - 1] == b'\r',
+        });
         let head = LOOK_BYTES.min(self.max_bytes).min(self.end - self.start);
         self.buffer.copy_within(self.start..self.start + head, 0);
-        let mut skip_buffer = vec![0; LINE_BUFFER_BYTES];
+        (self.start, self.end, self.searched) = (0, head, head);
+        self.buffer.truncate(2 * LINE_BUFFER_BYTES);
+        self.buffer.resize(2 * LINE_BUFFER_BYTES, 0);
+        self.buffer.shrink_to_fit();
+    }
+
+    /// Drops a line up to its line feed.
+    fn skip_long_line(&mut self) -> io::Result<Line<'_>> {
+        let head = self.searched;
         loop {
-            let read = match self.source.read(&mut skip_buffer) {
+            // Each read overwrites the one before it: only the head stays.
+            let read = match self.source.read(&mut self.buffer[head..]) {
                 Ok(read) => read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            let found = memchr::memchr(b'\n', &skip_buffer[..read]);
-            let end = found.unwrap_or(read);
-            bytes += end as u64;
-            if end > 0 {
-                carriage_return = skip_buffer[end - 1] == b'\r';
-            }
-            if found.is_some() || read == 0 {
-                bytes -= u64::from(found.is_some() && carriage_return);
-                // What follows the line goes behind its head; the line itself is not needed.
-                let rest = &skip_buffer[(end + 1).min(read)..read];
-                self.buffer.truncate(head);
-                self.buffer.extend_from_slice(rest);
-                self.start = head;
-                self.end = self.buffer.len();
-                self.searched = head;
-                if self.buffer.len() < LINE_BUFFER_BYTES {
-                    self.buffer.resize(LINE_BUFFER_BYTES, 0);
+            let found = memchr::memchr(b'\n', &self.buffer[head..head + read]);
+            let length = found.unwrap_or(read);
+            if let Some(skip) = &mut self.skipping {
+                skip.bytes += length as u64;
+                if length > 0 {
+                    skip.carriage_return = self.buffer[head + length - 1] == b'\r';
                 }
-                self.buffer.shrink_to(2 * LINE_BUFFER_BYTES);
+            }
+            if (found.is_some() || read == 0)
+                && let Some(skip) = self.skipping.take()
+            {
+                // What follows the line stays in the buffer behind its head.
+                self.start = head + (length + 1).min(read);
+                self.end = head + read;
+                self.searched = self.start;
                 return Ok(Line::TooLong {
                     head: &self.buffer[..head],
-                    bytes,
+                    bytes: skip.bytes - u64::from(found.is_some() && skip.carriage_return),
                 });
             }
         }
@@ -222,6 +253,53 @@ mod tests {
             into[..count].copy_from_slice(&self.bytes[..count]);
             self.bytes = &self.bytes[count..];
             Ok(count)
+        }
+    }
+
+    /// Would block before each read of `source`.
+    struct Hesitant<R> {
+        source: R,
+        ready: bool,
+    }
+
+    impl<R: Read> Read for Hesitant<R> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.ready = !self.ready;
+            if self.ready {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            self.source.read(into)
+        }
+    }
+
+    #[test]
+    fn reading_goes_on_after_a_source_that_would_block() {
+        let mut input = b"\xef\xbb\xbfa\r\n".to_vec();
+        input.extend_from_slice(&vec![b'x'; 400_000]);
+        input.extend_from_slice(b"\r\nb\n");
+        input.extend_from_slice(&vec![b'y'; 90_000]);
+        for piece in [1, 7, 4096, 1_000_000] {
+            let source = Pieces {
+                bytes: &input,
+                piece,
+            };
+            let mut reader = LineReader::new(
+                Hesitant {
+                    source,
+                    ready: false,
+                },
+                100_000,
+            );
+            let mut seen = Vec::new();
+            loop {
+                match reader.next_line() {
+                    Ok(Some(Line::Whole(line) | Line::Cut(line))) => seen.push(line.len() as u64),
+                    Ok(Some(Line::TooLong { bytes, .. })) => seen.push(bytes),
+                    Ok(None) => break,
+                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                }
+            }
+            assert_eq!(seen, [1, 400_000, 1, 90_000], "pieces of {piece}");
         }
     }
 

@@ -3,6 +3,8 @@
 //! Finds the `type`, `sid` and `request_id` of a frame by scanning bytes: the line may be cut,
 //! invalid further on, or not UTF-8. Nothing is built, nothing recurses, so depth costs nothing.
 
+use std::borrow::Cow;
+
 use serde_json::value::RawValue;
 
 /// What a line shows of itself. Each is the raw JSON of the last such key at the top level.
@@ -19,11 +21,33 @@ pub struct Look<'a> {
 /// Scans the first top-level object of `line` as far as it goes.
 #[must_use]
 pub fn look(line: &[u8]) -> Look<'_> {
-    let mut scan = Scan { bytes: line, at: 0 };
-    let mut look = Look::default();
-    // Whatever was found before the line went wrong stays found.
-    let _ = scan.object(&mut look);
-    look
+    let [kind, sid, request_id] = members(line, ["type", "sid", "request_id"]);
+    Look {
+        kind,
+        sid,
+        request_id,
+    }
+}
+
+/// The raw values of the members `names` of the object that `text` begins with, as far as it goes.
+/// The last of equal keys wins, and keys may hold escapes.
+#[must_use]
+pub fn members<'a, const N: usize>(text: &'a [u8], names: [&str; N]) -> [Option<&'a [u8]>; N] {
+    let mut scan = Scan { bytes: text, at: 0 };
+    let mut found = [None; N];
+    // Whatever was found before the text went wrong stays found.
+    let _ = scan.object(&names, &mut found);
+    found
+}
+
+/// The text that the raw value `raw` is, if it is one.
+#[must_use]
+pub fn text(raw: &[u8]) -> Option<Cow<'_, str>> {
+    let inner = raw.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    if memchr::memchr(b'\\', inner).is_none() {
+        return std::str::from_utf8(inner).ok().map(Cow::Borrowed);
+    }
+    serde_json::from_slice(raw).ok().map(Cow::Owned)
 }
 
 impl<'a> Look<'a> {
@@ -37,7 +61,7 @@ impl<'a> Look<'a> {
     #[must_use]
     pub fn sid(&self) -> Option<String> {
         let raw = self.sid?;
-        text(raw).or_else(|| {
+        text(raw).map(Cow::into_owned).or_else(|| {
             serde_json::from_slice::<serde_json::Number>(raw).ok()?;
             String::from_utf8(raw.to_vec()).ok()
         })
@@ -51,14 +75,6 @@ impl<'a> Look<'a> {
     }
 }
 
-fn text(raw: &[u8]) -> Option<String> {
-    if raw.first() == Some(&b'"') {
-        serde_json::from_slice(raw).ok()
-    } else {
-        None
-    }
-}
-
 /// A cursor over bytes; each step answers `None` where the text stops being JSON.
 struct Scan<'a> {
     bytes: &'a [u8],
@@ -66,18 +82,19 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    fn object(&mut self, look: &mut Look<'a>) -> Option<()> {
+    fn object<const N: usize>(
+        &mut self,
+        names: &[&str; N],
+        found: &mut [Option<&'a [u8]>; N],
+    ) -> Option<()> {
         self.expect(b'{')?;
         loop {
-            let key = self.string()?;
+            let key = text(self.string()?);
             self.expect(b':')?;
             self.skip_space();
             let value = self.value()?;
-            match text(key).as_deref() {
-                Some("type") => look.kind = Some(value),
-                Some("sid") => look.sid = Some(value),
-                Some("request_id") => look.request_id = Some(value),
-                _ => {}
+            if let Some(index) = names.iter().position(|name| key.as_deref() == Some(*name)) {
+                found[index] = Some(value);
             }
             self.expect(b',')?;
         }

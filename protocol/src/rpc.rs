@@ -247,6 +247,13 @@ pub enum Message<'a> {
         /// Counts up by one in each session of one host.
         seq: u64,
     },
+    /// A notification `event` of a supervisor: it belongs to no host, so it has no `seq`.
+    SupervisorEvent {
+        /// The session.
+        sid: &'a str,
+        /// What happened.
+        event: Event<'a>,
+    },
     /// A notification `compute_host.activity`.
     Activity {
         /// The session.
@@ -277,6 +284,10 @@ impl Message<'_> {
                 event: event.shorter(bytes),
                 seq,
             },
+            Self::SupervisorEvent { sid, event } => Self::SupervisorEvent {
+                sid,
+                event: event.shorter(bytes),
+            },
             other => other,
         }
     }
@@ -294,9 +305,14 @@ impl Serialize for Message<'_> {
                     &EventParams {
                         sid,
                         event,
-                        seq: *seq,
+                        seq: Some(*seq),
                     },
                 )?;
+            }
+            Self::SupervisorEvent { sid, event } => {
+                message.serialize_entry("method", "event")?;
+                let seq = None;
+                message.serialize_entry("params", &EventParams { sid, event, seq })?;
             }
             Self::Activity {
                 sid,
@@ -333,7 +349,7 @@ struct ActivityParams<'a> {
 struct EventParams<'a> {
     sid: &'a str,
     event: &'a Event<'a>,
-    seq: u64,
+    seq: Option<u64>,
 }
 
 impl Serialize for EventParams<'_> {
@@ -344,7 +360,9 @@ impl Serialize for EventParams<'_> {
         if !matches!(self.event, Event::MessageStart) {
             params.serialize_entry("payload", self.event)?;
         }
-        params.serialize_entry("seq", &self.seq)?;
+        if let Some(seq) = self.seq {
+            params.serialize_entry("seq", &seq)?;
+        }
         params.end()
     }
 }

@@ -11,9 +11,12 @@ use std::thread;
 
 use clap::{Args, Parser, Subcommand};
 use turnhost_protocol::route::ROUTES;
+use turnhost_supervisor::default_host;
 use turnhost_supervisor::replay::{
     Fixture, FixtureError, Options, PlayError, RecordError, Report, play, record,
 };
+
+use crate::supervise::{self, SuperviseError};
 
 /// A transcript differs, or a recording is not whole.
 const EXIT_DIFFERS: u8 = 1;
@@ -41,6 +44,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(supervise::Run),
+    Reap(supervise::Reap),
+    Status(supervise::ShowStatus),
+    Sessions(supervise::Sessions),
     /// Play transcripts against a host; exit 1 where one differs
     Replay(Replay),
     /// Relay between a gateway and a host, and write what goes by to FILE as a transcript
@@ -83,8 +90,10 @@ struct Record {
 /// Why a command has no result.
 #[derive(Debug, thiserror::Error)]
 enum CommandError {
-    #[error("replay through the supervisor is not in this version; give --bare")]
-    NotBare,
+    #[error(transparent)]
+    Supervise(#[from] SuperviseError),
+    #[error("cannot find this program itself: {0}; give --bare")]
+    Own(io::Error),
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Fixtures(Vec<FixtureError>),
     #[error(transparent)]
@@ -102,8 +111,9 @@ enum CommandError {
 impl CommandError {
     fn exit_code(&self) -> u8 {
         match self {
-            Self::NotBare | Self::Fixtures(_) => EXIT_USAGE,
-            Self::Play(_) | Self::Thread(_) => EXIT_NO_HOST,
+            Self::Supervise(error) => error.exit_code(),
+            Self::Fixtures(_) => EXIT_USAGE,
+            Self::Own(_) | Self::Play(_) | Self::Thread(_) => EXIT_NO_HOST,
             Self::Record(RecordError::Start { .. }) => EXIT_NO_HOST,
             Self::Record(RecordError::Relay(_)) | Self::Lost(_) | Self::Output(_) => EXIT_DIFFERS,
             Self::Record(_) => EXIT_USAGE,
@@ -115,6 +125,10 @@ impl CommandError {
 pub(crate) fn run() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
+        Command::Run(command) => command.run(cli.home).map_err(CommandError::from),
+        Command::Reap(command) => command.run(cli.home, cli.json).map_err(CommandError::from),
+        Command::Status(command) => command.run(cli.home, cli.json).map_err(CommandError::from),
+        Command::Sessions(command) => command.run(cli.home, cli.json).map_err(CommandError::from),
         Command::Replay(replay) => replay.run(cli.home, cli.json),
         Command::Record(command) => command.run(cli.home.as_deref()),
         Command::Routes => routes(cli.json),
@@ -127,9 +141,6 @@ pub(crate) fn run() -> ExitCode {
 
 impl Replay {
     fn run(self, home: Option<PathBuf>, json: bool) -> Result<ExitCode, CommandError> {
-        if !self.bare {
-            return Err(CommandError::NotBare);
-        }
         let (fixtures, bad): (Vec<_>, Vec<_>) = self
             .files
             .iter()
@@ -147,8 +158,10 @@ impl Replay {
             None if home.is_some() => 1,
             None => fixtures.len().min(MAX_JOBS),
         };
+        let supervisor = (!self.bare).then(std::env::current_exe).transpose();
         let options = Options {
             host: self.host.unwrap_or_else(default_host),
+            supervisor: supervisor.map_err(CommandError::Own)?,
             home,
         };
         let mut good = true;
@@ -223,16 +236,6 @@ fn print(report: &Report, json: bool) -> io::Result<()> {
     } else {
         writeln!(out, "{}", report.to_string().trim_end())
     }
-}
-
-/// The host beside this program, else the one in `PATH`.
-fn default_host() -> PathBuf {
-    let beside = std::env::current_exe()
-        .ok()
-        .map(|program| program.with_file_name("turnhost"));
-    beside
-        .filter(|path| path.is_file())
-        .unwrap_or_else(|| "turnhost".into())
 }
 
 fn routes(json: bool) -> Result<ExitCode, CommandError> {

@@ -1,6 +1,7 @@
 //! The command `turnhost-supervisor`.
 
 mod cli;
+mod supervise;
 
 use std::process::ExitCode;
 

@@ -3,15 +3,15 @@
 //! `cargo bench -p turnhost-tests --bench speed` prints the table; `README.md` beside this file
 //! tells how to read it.
 
-use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::Write;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use turnhost_tests::bench::{
+    Peer, Table, alternate, micros, millis, percentile, ratio, round_trip,
+};
 use turnhost_tests::{binary, interrupt, probe, script_turn, turn};
 
 fn main() {
@@ -25,119 +25,6 @@ fn main() {
     history(&mut table);
     memory(&mut table);
     print!("{}", table.text);
-}
-
-/// The table, as markdown.
-struct Table {
-    text: String,
-}
-
-impl Default for Table {
-    fn default() -> Self {
-        Self {
-            text: "| what | floor | turnhost | ratio | goal | met |\n\
-                   | --- | ---: | ---: | ---: | --- | --- |\n"
-                .to_owned(),
-        }
-    }
-}
-
-impl Table {
-    fn row(&mut self, what: &str, numbers: [&str; 3], goal: &str, met: bool) {
-        let [floor, host, ratio] = numbers;
-        let met = if met { "yes" } else { "**no**" };
-        let _ = writeln!(
-            self.text,
-            "| {what} | {floor} | {host} | {ratio} | {goal} | {met} |"
-        );
-    }
-}
-
-/// A program at the other end of two pipes, without anything between.
-struct Peer {
-    child: Child,
-    stdin: Option<ChildStdin>,
-    stdout: BufReader<ChildStdout>,
-    line: Vec<u8>,
-    first_line: Duration,
-}
-
-impl Peer {
-    fn spawn(program: &Path, args: &[&str]) -> Self {
-        let start = Instant::now();
-        let mut child = Command::new(program)
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the program can be started");
-        let stdin = child.stdin.take();
-        let stdout = child.stdout.take().expect("stdout is piped");
-        let mut peer = Self {
-            child,
-            stdin,
-            stdout: BufReader::with_capacity(256 * 1024, stdout),
-            line: Vec::new(),
-            first_line: Duration::ZERO,
-        };
-        peer.read_line();
-        peer.first_line = start.elapsed();
-        peer
-    }
-
-    fn floor() -> Self {
-        Self::spawn(binary::floor(), &[])
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        let stdin = self.stdin.as_mut().expect("stdin is open");
-        stdin.write_all(bytes).expect("the program reads");
-    }
-
-    fn read_line(&mut self) -> &[u8] {
-        self.line.clear();
-        let read = self.stdout.read_until(b'\n', &mut self.line);
-        assert!(read.is_ok_and(|count| count > 0), "the output ended");
-        &self.line
-    }
-
-    /// Reads up to and with the first line that begins like this.
-    fn read_to(&mut self, head: &str) {
-        while !self.read_line().starts_with(head.as_bytes()) {}
-    }
-
-    /// Writes `bytes` from a thread of its own, and meanwhile lets `read` read.
-    fn exchange<T>(&mut self, bytes: &[u8], read: impl FnOnce(&mut Self) -> T) -> T {
-        let mut stdin = self.stdin.take().expect("stdin is open");
-        thread::scope(|scope| {
-            let writer = scope.spawn(move || {
-                stdin.write_all(bytes).expect("the program reads");
-                stdin
-            });
-            let result = read(self);
-            self.stdin = writer.join().ok();
-            result
-        })
-    }
-
-    fn resident_kib(&self) -> f64 {
-        let path = format!("/proc/{}/status", self.child.id());
-        let status = std::fs::read_to_string(path).expect("the program runs");
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"))
-            .and_then(|number| number.trim().parse().ok())
-            .expect("/proc tells memory in kB")
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // A host with stuck turns would drain them first.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// A host in a home of its own.
@@ -167,25 +54,6 @@ fn line(frame: &Value) -> Vec<u8> {
     format!("{frame}\n").into_bytes()
 }
 
-/// The value that `part` of the samples do not exceed.
-fn percentile(samples: &mut [Duration], part: f64) -> Duration {
-    samples.sort_unstable();
-    let last = samples.len() - 1;
-    samples[(last as f64 * part).round() as usize]
-}
-
-fn micros(time: Duration) -> String {
-    format!("{:.1} µs", time.as_secs_f64() * 1e6)
-}
-
-fn millis(time: Duration) -> String {
-    format!("{:.2} ms", time.as_secs_f64() * 1e3)
-}
-
-fn ratio(host: Duration, floor: Duration) -> f64 {
-    host.as_secs_f64() / floor.as_secs_f64()
-}
-
 fn spawn_to_hello(table: &mut Table) {
     let (mut floor, mut host) = (Vec::new(), Vec::new());
     for _ in 0..60 {
@@ -200,28 +68,6 @@ fn spawn_to_hello(table: &mut Table) {
         "at most 3×",
         times <= 3.0,
     );
-}
-
-/// The median time from a frame to the line that begins like `end`.
-fn round_trip(peer: &mut Peer, samples: usize, frame: &[u8], end: &str) -> Duration {
-    let mut times = Vec::with_capacity(samples);
-    for _ in 0..samples {
-        let start = Instant::now();
-        peer.write(frame);
-        peer.read_to(end);
-        times.push(start.elapsed());
-    }
-    percentile(&mut times, 0.5)
-}
-
-/// Takes turns between the two, so that both see the same machine, and gives the medians.
-fn alternate(
-    rounds: usize,
-    mut one: impl FnMut() -> Duration,
-    mut two: impl FnMut() -> Duration,
-) -> (Duration, Duration) {
-    let mut pairs: (Vec<_>, Vec<_>) = (0..rounds).map(|_| (one(), two())).unzip();
-    (percentile(&mut pairs.0, 0.5), percentile(&mut pairs.1, 0.5))
 }
 
 fn cheap_round_trip(table: &mut Table) -> Duration {

@@ -12,6 +12,20 @@ pub fn turnhost() -> &'static Path {
     PATH.get_or_init(|| build("turnhost"))
 }
 
+/// The supervisor.
+#[must_use]
+pub fn supervisor() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| build("turnhost-supervisor"))
+}
+
+/// A host that misbehaves on command.
+#[must_use]
+pub fn fake_host() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| build("turnhost-fake-host"))
+}
+
 /// The floor program of the benchmarks.
 #[must_use]
 pub fn floor() -> &'static Path {

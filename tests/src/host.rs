@@ -491,7 +491,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    fn of(status: ExitStatus) -> Self {
+    pub(crate) fn of(status: ExitStatus) -> Self {
         match (status.code(), status.signal()) {
             (Some(code), _) => Self::Code(code),
             (None, Some(signal)) => Self::Signal(signal),
@@ -501,7 +501,7 @@ impl Exit {
 }
 
 /// Waits until the process has ended; false when it has not.
-fn wait_exit(process: &OwnedFd, limit: Duration) -> bool {
+pub(crate) fn wait_exit(process: &OwnedFd, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -7,14 +7,17 @@
 //!
 //! Invariant: a test ends and reaps only what it started; nothing outlives its [`Host`].
 
+pub mod bench;
 pub mod binary;
 pub mod frame;
+pub mod gateway;
 pub mod host;
 mod options;
 mod pipes;
 pub mod suite;
 
 pub use frame::Frame;
+pub use gateway::{Gateway, Supervision};
 pub use host::Host;
 pub use options::Options;
 

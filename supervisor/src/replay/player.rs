@@ -25,6 +25,9 @@ const LAST_LINES: usize = 6;
 pub struct Options {
     /// The program to start: a path, or a name that is looked up in `PATH`.
     pub host: PathBuf,
+    /// The supervisor that stands in between; `None` plays against the host alone. A fixture whose
+    /// host loses its parent is always played so.
+    pub supervisor: Option<PathBuf>,
     /// The home for the host; `None` for a fresh one that is removed afterwards.
     pub home: Option<PathBuf>,
 }
@@ -59,14 +62,23 @@ pub enum PlayError {
 pub fn play(fixture: &Fixture, options: &Options) -> Result<Report, PlayError> {
     let begun = Instant::now();
     let place = Place::make(fixture, options)?;
+    let host_args = place.args(fixture);
+    let supervisor = options
+        .supervisor
+        .as_ref()
+        .filter(|_| !fixture.has_mortal_parent());
+    let (program, args) = match supervisor {
+        None => (&options.host, host_args),
+        Some(supervisor) => (supervisor, place.supervised(&options.host, host_args)),
+    };
     let launch = Launch {
-        program: options.host.as_os_str(),
-        args: place.args(fixture),
+        program: program.as_os_str(),
+        args,
         env: &fixture.host.env,
         mortal_parent: fixture.has_mortal_parent(),
     };
     let host = HostProcess::start(launch).map_err(|source| PlayError::Start {
-        program: options.host.clone(),
+        program: program.clone(),
         source,
     })?;
     // Dropped before its home: the host is gone when that is removed.
@@ -150,6 +162,21 @@ impl Place {
             add("--script", script);
         }
         args
+    }
+
+    /// The arguments of a supervisor before the host.
+    fn supervised(&self, host: &Path, host_args: Vec<OsString>) -> Vec<OsString> {
+        let home_of = |pair: &[OsString]| (pair[0] == "--home").then(|| pair[1].clone());
+        let home = host_args.windows(2).find_map(home_of);
+        let home = home.unwrap_or_else(|| self.home.clone().into());
+        let before = [
+            "run".into(),
+            "--home".into(),
+            home,
+            "--".into(),
+            host.into(),
+        ];
+        before.into_iter().chain(host_args).collect()
     }
 }
 

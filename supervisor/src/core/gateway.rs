@@ -1,0 +1,300 @@
+//! What the gateway writes: relayed, kept, or answered at once.
+
+use serde_json::value::RawValue;
+use turnhost_protocol::frame::RequestId;
+use turnhost_protocol::frame::output::{ExecutionState, Reason};
+use turnhost_protocol::limits;
+use turnhost_protocol::look::{Look, look, members, text};
+
+use super::notice::{Addressee, Notice};
+use super::pending::{Answered, Kind, Owed, Serial, request_id};
+use super::{Action, Core, Drain, Kept, Nanos, Next, Phase};
+
+/// The frame that only a supervisor takes: start a host now. It is owed no answer.
+const RESTART: &str = "host.restart";
+
+impl Core {
+    pub(super) fn gateway_line(&mut self, line: &[u8], now: Nanos, actions: &mut Vec<Action>) {
+        let look = look(line);
+        let name = look.kind.and_then(text);
+        if name.as_deref() == Some(RESTART) {
+            return self.restart_asked(now, actions);
+        }
+        let kind = match name.as_deref().map(Kind::of_input) {
+            // A hello.ack is for the host that said hello; another one does not miss it.
+            Some(None) if matches!(self.phase, Phase::Ready { .. }) => {
+                self.note_sent(None, line, now);
+                return actions.push(Action::RelayToHost);
+            }
+            Some(None) => return,
+            Some(Some(kind)) => kind,
+            None => Kind::Other,
+        };
+        let owed = owed(kind, line, &look);
+        if matches!(self.phase, Phase::Ready { .. }) {
+            return self.relay(owed, line, now, actions);
+        }
+        match kind {
+            Kind::Interrupt => self.interrupt_kept(&owed, now, actions),
+            Kind::IdleProbe => actions.push(self.refusal(owed, ExecutionState::NotStarted)),
+            Kind::Shutdown if !self.is_starting() => {
+                actions.push(self.refusal(owed, ExecutionState::NotStarted));
+                self.shutdown_without_host(actions);
+            }
+            _ => self.keep_or_refuse(owed, line, actions),
+        }
+    }
+
+    pub(super) fn gateway_line_too_long(
+        &mut self,
+        head: &[u8],
+        bytes: u64,
+        actions: &mut Vec<Action>,
+    ) {
+        let look = look(head);
+        let max = self.rules.max_frame_bytes;
+        let message = format!("a line of {bytes} bytes is longer than {max} (--max-frame-bytes)");
+        let id = request_id(look.request_id());
+        actions.push(Action::Tell(if look.is_type("turn.start") {
+            Notice::Refused {
+                to: addressee(Kind::Turn, id, look.sid()),
+                reason: Reason::Invalid,
+                state: ExecutionState::NotStarted,
+                message,
+            }
+        } else {
+            Notice::TooLong {
+                sid: look.sid(),
+                id,
+                message,
+            }
+        }));
+    }
+
+    /// Relays to a host that said hello.
+    fn relay(&mut self, owed: Owed, line: &[u8], now: Nanos, actions: &mut Vec<Action>) {
+        let Some(serial) = self.remember(owed, actions) else {
+            return;
+        };
+        self.note_sent(serial, line, now);
+        actions.push(Action::RelayToHost);
+    }
+
+    /// Enters a frame among those that are owed an answer, or refuses it; the inner `None` is a
+    /// line that shows nothing an answer could name.
+    #[allow(
+        clippy::option_option,
+        reason = "refused, nameless and entered are three things"
+    )]
+    fn remember(&mut self, owed: Owed, actions: &mut Vec<Action>) -> Option<Option<Serial>> {
+        if owed.kind == Kind::Other && owed.id.is_none() {
+            return Some(None);
+        }
+        if self.pending.len() >= limits::MAX_PENDING_FRAMES {
+            let message = "the host answers too slowly: too many frames wait for its answers";
+            actions.push(Action::Tell(Notice::Refused {
+                to: addressee(owed.kind, owed.id, owed.sid),
+                reason: Reason::Capacity,
+                state: ExecutionState::NotStarted,
+                message: message.to_owned(),
+            }));
+            return None;
+        }
+        Some(Some(self.pending.add(owed)))
+    }
+
+    /// Notes where in the host's input a frame begins, and what its type means for the host.
+    pub(super) fn note_sent(&mut self, serial: Option<Serial>, line: &[u8], now: Nanos) {
+        let offset = self.sent;
+        self.sent += line.len() as u64 + 1;
+        let owed = serial.and_then(|serial| self.pending.get_mut(serial));
+        let Some(owed) = owed else { return };
+        owed.offset = Some(offset);
+        if owed.kind == Kind::Shutdown {
+            self.shutdown_sent(line, now);
+        }
+    }
+
+    fn keep_or_refuse(&mut self, owed: Owed, line: &[u8], actions: &mut Vec<Action>) {
+        let has_room = self.kept.len() < limits::KEPT_FRAMES
+            && self.kept_bytes + line.len() <= limits::KEPT_BYTES;
+        if !self.will_be_ready() {
+            actions.push(self.refusal(owed, ExecutionState::NotStarted));
+        } else if has_room {
+            if let Some(serial) = self.remember(owed, actions) {
+                self.keep(serial, line);
+            }
+        } else {
+            let message = "no host runs, and too many frames wait for the next one";
+            actions.push(Action::Tell(Notice::Refused {
+                to: addressee(owed.kind, owed.id, owed.sid),
+                reason: Reason::Capacity,
+                state: ExecutionState::NotStarted,
+                message: message.to_owned(),
+            }));
+        }
+    }
+
+    fn keep(&mut self, serial: Option<Serial>, line: &[u8]) {
+        self.kept_bytes += line.len();
+        self.kept.push_back(Kept {
+            serial,
+            line: line.into(),
+        });
+    }
+
+    /// Whether a host will come that takes what is kept.
+    fn will_be_ready(&self) -> bool {
+        if self.drain.is_some_and(|drain| drain != Drain::AfterHello) {
+            return false;
+        }
+        match &self.phase {
+            Phase::Waiting { .. }
+            | Phase::Spawning
+            | Phase::Starting { .. }
+            | Phase::Registering
+            | Phase::Ready { .. } => true,
+            Phase::Failed { .. } => self.had_host,
+            Phase::Sweeping(sweep) => matches!(sweep.next, Next::Spawn { .. }),
+            Phase::GaveUp { .. } | Phase::Over => false,
+        }
+    }
+
+    /// The answer to a frame that no host gets.
+    fn refusal(&self, owed: Owed, state: ExecutionState) -> Action {
+        let (reason, message) = if self.drain.is_some() {
+            (Reason::Draining, "the supervisor is ending".to_owned())
+        } else if self.trouble.is_empty() {
+            (Reason::Crash, "no host runs yet".to_owned())
+        } else {
+            (Reason::Crash, format!("no host runs: {}", self.trouble))
+        };
+        Action::Tell(Notice::Refused {
+            to: addressee(owed.kind, owed.id, owed.sid),
+            reason,
+            state,
+            message,
+        })
+    }
+
+    /// Answers an interrupt while no host runs: it ends the kept turns of its session.
+    fn interrupt_kept(&mut self, owed: &Owed, now: Nanos, actions: &mut Vec<Action>) {
+        let sid = owed.sid.as_deref().unwrap_or_default();
+        let mut applied = false;
+        let mut kept = std::mem::take(&mut self.kept);
+        kept.retain(|frame| {
+            let Some(serial) = frame.serial else {
+                return true;
+            };
+            let of_session = |owed: &Owed| {
+                owed.kind == Kind::Turn && owed.sid.as_deref().unwrap_or_default() == sid
+            };
+            if !self
+                .pending
+                .get_mut(serial)
+                .is_some_and(|owed| of_session(owed))
+            {
+                return true;
+            }
+            self.kept_bytes -= frame.line.len();
+            if let Some(turn) = self.pending.remove(serial) {
+                actions.push(Action::Tell(interrupted(turn, &frame.line, now)));
+                applied = true;
+            }
+            false
+        });
+        self.kept = kept;
+        actions.push(Action::Tell(Notice::InterruptAck {
+            to: addressee(owed.kind, owed.id.clone(), owed.sid.clone()),
+            applied_ns: applied.then_some(now),
+        }));
+    }
+
+    fn restart_asked(&mut self, now: Nanos, actions: &mut Vec<Action>) {
+        if self.drain.is_some() {
+            return;
+        }
+        match &mut self.phase {
+            Phase::Waiting { .. } => self.spawn(now, actions),
+            Phase::GaveUp { .. } => {
+                self.respawn.forget();
+                self.spawn(now, actions);
+            }
+            Phase::Sweeping(sweep) => match sweep.next {
+                Next::Spawn { .. } => sweep.next = Next::Spawn { at: now },
+                Next::GiveUp { .. } => {
+                    self.respawn.forget();
+                    sweep.next = Next::Spawn { at: now };
+                }
+                Next::End(_) => {}
+            },
+            Phase::Spawning
+            | Phase::Starting { .. }
+            | Phase::Registering
+            | Phase::Ready { .. }
+            | Phase::Failed { .. }
+            | Phase::Over => {}
+        }
+    }
+}
+
+/// The entry of a frame.
+fn owed(kind: Kind, line: &[u8], look: &Look<'_>) -> Owed {
+    Owed {
+        kind,
+        id: request_id(look.request_id()),
+        sid: look.sid(),
+        offset: None,
+        answered: (kind == Kind::Respond).then(|| answered(line)).flatten(),
+    }
+}
+
+/// Who gets the answer to a frame; one without an id is given one: SPEC §2.
+pub(super) fn addressee(kind: Kind, id: Option<RequestId>, sid: Option<String>) -> Addressee {
+    Addressee {
+        kind,
+        id: id.unwrap_or_else(RequestId::fresh),
+        sid: sid.unwrap_or_default(),
+    }
+}
+
+/// The question that a `respond` or `clarify.lock` settles if its host says ok.
+fn answered(line: &[u8]) -> Option<Answered> {
+    let [kind, params] = members(line, ["type", "params"]);
+    let params = params?;
+    let [frame, lock, cancel] = members(params, ["frame", "lock", "cancel"]);
+    let is_lock_frame = kind.and_then(text).as_deref() == Some("clarify.lock");
+    let (request, is_lock) = if is_lock_frame || lock.is_some() {
+        let [request] = members(lock.unwrap_or(params), ["request_id"]);
+        (request?, true)
+    } else if cancel.is_some() {
+        return None;
+    } else {
+        let [id, error] = members(frame.unwrap_or(params), ["id", "error"]);
+        let [code] = error.map_or([None], |error| members(error, ["code"]));
+        // 4404: this window does not show that session; the question stays open.
+        if code == Some(b"4404") {
+            return None;
+        }
+        (id?, false)
+    };
+    Some(Answered {
+        request: text(request)?.into_owned(),
+        is_lock,
+    })
+}
+
+/// The end of a kept turn that an interrupt reached before any host.
+fn interrupted(turn: Owed, line: &[u8], now: Nanos) -> Notice {
+    let [key, version] = members(line, ["session_key", "history_version"]);
+    let to = addressee(turn.kind, turn.id, turn.sid);
+    let number: Option<&RawValue> = version.and_then(|raw| serde_json::from_slice(raw).ok());
+    Notice::Interrupted {
+        session_key: key
+            .and_then(text)
+            .map_or_else(|| to.sid.clone(), |key| key.into_owned()),
+        history_version: number.and_then(|raw| raw.get().parse().ok()),
+        to,
+        ended_ns: now,
+    }
+}
