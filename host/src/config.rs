@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use turnhost_protocol::config::{
-    AgentName, Config, ConfigError, check_heartbeat_secs, check_max_frame_bytes, check_workers,
+    AgentName, Config, ConfigError, check_heartbeat_secs, check_max_frame_bytes,
+    check_max_queued_turns, check_workers,
 };
 use turnhost_protocol::home::{Home, HomeError};
 use turnhost_protocol::limits;
@@ -29,7 +30,7 @@ pub struct Flags {
 
     /// Seconds between heartbeats, 0 turns them off [default: TURNHOST_HEARTBEAT_SECS,
     /// HERMES_COMPUTE_HOST_HEARTBEAT_SECS or 15]
-    #[arg(long, value_name = "SECS", value_parser = parse_heartbeat_secs)]
+    #[arg(long, value_name = "SECS", value_parser = parse_heartbeat_secs, allow_negative_numbers = true)]
     heartbeat_secs: Option<f64>,
 
     /// Longest line in bytes, without its line end [default: 33554432]
@@ -37,7 +38,7 @@ pub struct Flags {
     max_frame_bytes: Option<usize>,
 
     /// Turns that may wait for a worker [default: 256]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_max_queued_turns)]
     max_queued_turns: Option<usize>,
 
     /// What runs turns: script [default: `agent:` of the profile's config.yaml, else script]
@@ -58,7 +59,7 @@ pub struct Flags {
 
     /// Ask the kernel for a signal when the parent, whose pid this is, ends. Only for a parent
     /// whose thread that starts the host lives as long as itself
-    #[arg(long, value_name = "PPID")]
+    #[arg(long, value_name = "PPID", value_parser = clap::value_parser!(i32).range(1..))]
     parent_death_signal: Option<i32>,
 }
 
@@ -66,6 +67,12 @@ fn parse_workers(text: &str) -> Result<usize, String> {
     text.parse()
         .map_err(|_| "must be a whole number".to_owned())
         .and_then(check_workers)
+}
+
+fn parse_max_queued_turns(text: &str) -> Result<usize, String> {
+    text.parse()
+        .map_err(|_| "must be a whole number".to_owned())
+        .and_then(check_max_queued_turns)
 }
 
 fn parse_heartbeat_secs(text: &str) -> Result<f64, String> {

@@ -37,54 +37,61 @@ pub mod timers;
 pub mod tools;
 pub mod turn;
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use turnhost_protocol::config::AgentName;
 use turnhost_protocol::frame::output::{Hello, Output as Frame, shown};
 use turnhost_protocol::limits::PROTOCOL_VERSION;
 use turnhost_protocol::process::random_hex32;
 
+use agent::Agent;
 use config::Settings;
 use input::Dispatcher;
 use life::{Cause, Drain, Ending, Life, Parent, Pulse};
 use log::Log;
 use output::Output;
 use pool::Pool;
-use session::Sessions;
+use session::{Profile, Sessions, Setup};
 use timers::Timers;
 use turn::{Agents, Turns};
 
 /// Runs a host on stdin and `stdout` until it ends the process.
 ///
 /// # Errors
-/// A thread or signal handler cannot be set up; nothing was written then.
+/// A thread or signal handler cannot be set up; `hello` may have been written then.
 pub fn run(settings: Settings, stdin: OwnedFd, stdout: OwnedFd) -> io::Result<()> {
     let life = Life::prepare(|| Parent::watch(settings.parent))?;
     let log = Log::start(&settings.home.logs(), &settings.log_filter)?;
+    log::say_panics();
     let ending = Ending::start()?;
     let closed = ending.clone();
     let output = Output::start(stdout, settings.max_frame_bytes, move || {
         closed.begin(Cause::StdoutClosed);
     })?;
     let cwd = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    let cwd = shown(&cwd).into_owned();
     say_hello(&settings, &cwd, &output);
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
     }
 
     let pool = Pool::new(settings.workers);
-    let sessions = Sessions::new(output.clone());
+    let setup = Setup {
+        profile: Profile::default_of(settings.home.path()),
+        cwd: cwd.clone(),
+        agent: AgentName::Script,
+        model: settings.script.model().to_owned(),
+    };
+    let sessions = Sessions::new(output.clone(), setup);
     let timers = Timers::start()?;
     let agents = Agents {
-        home: settings.home.path().to_owned(),
+        home: settings.home.clone(),
         flag: settings.agent,
         script: Arc::new(settings.script),
-        configured: Mutex::new(HashMap::new()),
     };
     let turns = Turns::new(sessions.clone(), timers.clone(), agents, cwd);
     let drain = Drain {
@@ -104,7 +111,6 @@ pub fn run(settings: Settings, stdin: OwnedFd, stdout: OwnedFd) -> io::Result<()
     life.start(
         heartbeat.map(Duration::from_secs_f64),
         pulse,
-        output.clone(),
         ending.clone(),
     )?;
 
@@ -117,12 +123,9 @@ pub fn run(settings: Settings, stdin: OwnedFd, stdout: OwnedFd) -> io::Result<()
         ending: ending.clone(),
         max_frame_bytes: settings.max_frame_bytes,
         max_queued_turns: settings.max_queued_turns,
+        queued_bytes: Arc::default(),
     };
-    let why = input::read(
-        std::fs::File::from(stdin),
-        settings.max_frame_bytes,
-        &dispatcher,
-    );
+    let why = input::read(stdin, settings.max_frame_bytes, &dispatcher);
     tracing::info!("{why}");
     ending.begin(Cause::StdinClosed);
     // The drain ends the process; a turn that began just now still needs this thread's handlers
@@ -133,7 +136,7 @@ pub fn run(settings: Settings, stdin: OwnedFd, stdout: OwnedFd) -> io::Result<()
 }
 
 /// Writes `hello`, before any other frame.
-fn say_hello(settings: &Settings, cwd: &std::path::Path, output: &Output) {
+fn say_hello(settings: &Settings, cwd: &str, output: &Output) {
     let seconds = settings.heartbeat_secs;
     // A whole number is shown as one.
     let heartbeat_secs = if seconds.fract() == 0.0 {
@@ -146,7 +149,7 @@ fn say_hello(settings: &Settings, cwd: &std::path::Path, output: &Output) {
         boot_id: &random_hex32(),
         build_sha: &settings.build_sha,
         version: env!("CARGO_PKG_VERSION"),
-        cwd: shown(cwd),
+        cwd: cwd.into(),
         hermes_home: settings.hermes_home.as_str().into(),
         home: shown(settings.home.path()),
         protocol_version: PROTOCOL_VERSION,

@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use turnhost_protocol::home::make_private_folder;
+use turnhost_protocol::json;
 use turnhost_protocol::limits::{LOG_FILE_BYTES, LOG_FILES};
 
 /// Records that may wait for the disk.
@@ -86,6 +87,22 @@ impl Log {
         }
     }
 }
+
+/// Sends panics to the log instead of to stderr, which would wait for whoever does not read it.
+pub fn say_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let message = panic.payload_as_str().unwrap_or("no message");
+        let message = json::quoted(message, PANIC_BYTES);
+        let place = panic
+            .location()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        tracing::error!(message, place, "a thread panicked");
+    }));
+}
+
+/// Longest message of a panic that is logged, in bytes.
+const PANIC_BYTES: usize = 1024;
 
 impl<'a> MakeWriter<'a> for Log {
     type Writer = Record<'a>;
@@ -167,8 +184,12 @@ fn write_stderr(record: &[u8]) {
         tv_nsec: 0,
     };
     if matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::OUT) {
-        // Stderr is a copy for whoever looks; the file has the record.
-        let _ = rustix::io::write(stderr, &record[..record.len().min(STDERR_BYTES)]);
+        // Stderr is a copy for whoever looks; the file has the whole record.
+        let mut shown = record[..record.len().min(STDERR_BYTES)].to_vec();
+        if let Some(last) = shown.last_mut() {
+            *last = b'\n';
+        }
+        let _ = rustix::io::write(stderr, &shown);
     }
 }
 
@@ -225,13 +246,16 @@ fn open_log(path: &Path) -> io::Result<(File, u64)> {
     if let Some(folder) = path.parent() {
         make_private_folder(folder)?;
     }
-    let file = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(path)?;
-    let bytes = file.metadata()?.len();
-    Ok((file, bytes))
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o600);
+    // Opening a pipe that nobody reads would hang, and so would writing to one.
+    options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+    let file = options.open(path)?;
+    let facts = file.metadata()?;
+    if facts.file_type().is_fifo() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is a pipe"));
+    }
+    Ok((file, facts.len()))
 }
 
 #[cfg(test)]

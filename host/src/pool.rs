@@ -72,10 +72,14 @@ struct Running {
     holds_place: bool,
     /// Gave its place up to wait, and did not get it back yet.
     waits: bool,
+    /// Wants its place back.
+    comes_back: bool,
     abandoned: bool,
-    /// Parts of the job that run at once, and how many of them wait.
+    /// Parts of the job that run at once; how many of them wait for a person, and how many for
+    /// other parts.
     branches: usize,
     waiting: usize,
+    joining: usize,
 }
 
 /// How busy a pool is.
@@ -162,10 +166,25 @@ impl Pool {
         }
         let held = std::mem::take(&mut running.holds_place);
         let waited = std::mem::take(&mut running.waits);
+        let came_back = std::mem::take(&mut running.comes_back);
         state.computing -= usize::from(held);
         state.waiting -= usize::from(waited);
+        state.coming_back -= usize::from(came_back);
         state.abandoned += 1;
+        // Its own parts no longer need a place.
+        self.shared.returning.notify_all();
         self.shared.fill_place(&mut state);
+    }
+
+    /// How many jobs wait although every place is taken or promised.
+    #[must_use]
+    pub fn backlog(&self) -> usize {
+        let state = self.shared.state.lock();
+        let taken = state.computing + state.coming_back;
+        state
+            .queue
+            .len()
+            .saturating_sub(self.shared.workers.saturating_sub(taken))
     }
 
     /// How busy the pool is. Takes no lock.
@@ -198,10 +217,15 @@ impl Place {
     /// Runs `wait`, which waits for a person, without holding the place. Comes back only when
     /// there is a place again. Where parts of the job still compute, the place stays theirs.
     pub fn give_up_while<T>(&self, wait: impl FnOnce() -> T) -> T {
-        self.step_back();
-        let result = wait();
-        self.come_back();
-        result
+        let _away = self.step_back(Away::Waits);
+        wait()
+    }
+
+    /// Runs `join`, which waits for branches of this job: the place is theirs meanwhile, and is
+    /// given up when they all wait for a person.
+    pub fn join_while<T>(&self, join: impl FnOnce() -> T) -> T {
+        let _away = self.step_back(Away::Joins);
+        join()
     }
 
     /// Counts a further part of the job that runs at once with the others, until the guard drops.
@@ -214,43 +238,72 @@ impl Place {
         Branch { place: self }
     }
 
-    fn step_back(&self) {
+    fn step_back(&self, away: Away) -> SteppedBack<'_> {
         let mut state = self.shared.state.lock();
         if let Some(running) = state.running.get_mut(&self.id) {
-            running.waiting += 1;
+            running.waiting += usize::from(away == Away::Waits);
+            running.joining += usize::from(away == Away::Joins);
         }
         self.shared.release_if_all_wait(&mut state, self.id);
+        SteppedBack { place: self, away }
     }
 
-    fn come_back(&self) {
-        let mut state = self.shared.state.lock();
-        let Some(running) = state.running.get_mut(&self.id) else {
-            return;
-        };
-        running.waiting -= 1;
+    fn come_back(&self, away: Away) {
+        let shared = &self.shared;
+        let mut state = shared.state.lock();
+        if let Some(running) = state.running.get_mut(&self.id) {
+            running.waiting -= usize::from(away == Away::Waits);
+            running.joining -= usize::from(away == Away::Joins);
+        }
         loop {
-            let Some(running) = state.running.get(&self.id) else {
+            let State {
+                running,
+                computing,
+                coming_back,
+                waiting,
+                ..
+            } = &mut *state;
+            let Some(job) = running.get_mut(&self.id) else {
                 return;
             };
-            if running.holds_place || running.abandoned {
-                return;
-            }
-            if state.computing < self.shared.workers {
+            if job.holds_place || job.abandoned {
                 break;
             }
-            state.coming_back += 1;
-            self.shared.returning.wait(&mut state);
-            state.coming_back -= 1;
+            if *computing < shared.workers {
+                job.holds_place = true;
+                *computing += 1;
+                *waiting -= usize::from(std::mem::take(&mut job.waits));
+                *coming_back -= usize::from(std::mem::take(&mut job.comes_back));
+                // Other parts of the same job may wait for the place that is theirs again.
+                shared.returning.notify_all();
+                break;
+            }
+            *coming_back += usize::from(!std::mem::replace(&mut job.comes_back, true));
+            shared.returning.wait(&mut state);
         }
-        if let Some(running) = state.running.get_mut(&self.id) {
-            running.holds_place = true;
-            running.waits = false;
-            state.computing += 1;
-            state.waiting -= 1;
-        }
-        self.shared.publish(&state);
-        // Other parts of the same job may wait for the place that is theirs again.
-        self.shared.returning.notify_all();
+        // One that no longer comes back may leave room for a queued job.
+        shared.fill_place(&mut state);
+    }
+}
+
+/// Why a part of a job does not compute.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Away {
+    /// It waits for a person.
+    Waits,
+    /// It waits for branches of its own job.
+    Joins,
+}
+
+/// A part of a job that does not compute; it comes back when this drops, also by a panic.
+struct SteppedBack<'a> {
+    place: &'a Place,
+    away: Away,
+}
+
+impl Drop for SteppedBack<'_> {
+    fn drop(&mut self) {
+        self.place.come_back(self.away);
     }
 }
 
@@ -307,11 +360,12 @@ impl Shared {
         Ok(())
     }
 
-    /// A place became free: whoever wants one back gets it, else the next job.
+    /// A place became free: whoever wants one back gets it, then the next job.
     fn fill_place(self: &Arc<Self>, state: &mut State) {
         if state.coming_back > 0 {
             self.returning.notify_all();
-        } else if let Err(error) = self.staff(state) {
+        }
+        if let Err(error) = self.staff(state) {
             tracing::warn!(%error, "cannot start a worker thread; queued turns wait");
         }
         self.publish(state);
@@ -324,7 +378,9 @@ impl Shared {
         let Some(running) = state.running.get_mut(&id) else {
             return;
         };
-        if !running.holds_place || running.waiting < running.branches {
+        // Parts that only join go on by themselves when nobody waits for a person.
+        let computes = running.waiting + running.joining < running.branches;
+        if !running.holds_place || computes || running.waiting == 0 {
             return;
         }
         running.holds_place = false;
@@ -345,9 +401,11 @@ impl Shared {
                 let running = Running {
                     holds_place: true,
                     waits: false,
+                    comes_back: false,
                     abandoned: false,
                     branches: 1,
                     waiting: 0,
+                    joining: 0,
                 };
                 state.running.insert(id, running);
                 state.computing += 1;
@@ -368,6 +426,7 @@ impl Shared {
                 if let Some(ended) = state.running.remove(&id) {
                     state.computing -= usize::from(ended.holds_place);
                     state.waiting -= usize::from(ended.waits);
+                    state.coming_back -= usize::from(ended.comes_back);
                     state.abandoned -= usize::from(ended.abandoned);
                 }
                 self.fill_place(&mut state);
@@ -477,32 +536,56 @@ mod tests {
     #[test]
     fn a_place_is_given_up_only_when_every_branch_waits() {
         let pool = Pool::new(1);
-        let (step, steps) = mpsc::channel();
+        let (done, dones) = mpsc::channel();
         let (answer, answers) = crossbeam_channel::unbounded::<()>();
         let (compute, computes) = crossbeam_channel::unbounded::<()>();
-        let waits = answers.clone();
         pool.submit(0, move |place| {
-            let branch = place.branch();
+            let branches = [place.branch(), place.branch()];
             thread::scope(|scope| {
-                scope.spawn(move || {
-                    let _branch = branch;
-                    place.give_up_while(|| waits.recv().unwrap());
-                });
-                computes.recv().unwrap();
-                place.give_up_while(|| answers.recv().unwrap());
+                let mut parts = Vec::new();
+                for (index, branch) in branches.into_iter().enumerate() {
+                    let (answers, computes) = (&answers, &computes);
+                    parts.push(scope.spawn(move || {
+                        let _branch = branch;
+                        if index == 0 {
+                            computes.recv().unwrap();
+                        }
+                        place.give_up_while(|| answers.recv().unwrap());
+                    }));
+                }
+                place.join_while(|| parts.into_iter().for_each(|part| part.join().unwrap()));
             });
-            step.send(0).unwrap();
+            done.send(()).unwrap();
         })
         .unwrap();
         let (second, seconds) = mpsc::channel();
         pool.submit(1, move |_| second.send(()).unwrap()).unwrap();
-        // The first branch may wait as long as it likes: the other one still computes.
+        // One branch may wait as long as it likes: the other one still computes.
         assert!(seconds.try_recv().is_err());
         compute.send(()).unwrap();
         seconds.recv().unwrap();
         answer.send(()).unwrap();
         answer.send(()).unwrap();
-        assert_eq!(steps.recv().unwrap(), 0);
+        dones.recv().unwrap();
+        assert_eq!(pool.load().waiting, 0);
+    }
+
+    #[test]
+    fn a_place_that_is_free_is_never_left_to_nobody() {
+        // Jobs step back and come back at once, over and over, beside jobs that just run.
+        let pool = Pool::new(2);
+        let (done, dones) = mpsc::channel();
+        for id in 0..2000 {
+            let done = done.clone();
+            pool.submit(id, move |place| {
+                for _ in 0..3 {
+                    place.give_up_while(thread::yield_now);
+                }
+                done.send(()).unwrap();
+            })
+            .unwrap();
+        }
+        assert_eq!(dones.iter().take(2000).count(), 2000);
     }
 
     #[test]

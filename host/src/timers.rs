@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
@@ -71,7 +72,9 @@ fn run(shared: &Shared) {
             Some(_) => {
                 if let Some((_, action)) = state.due.pop_first() {
                     drop(state);
-                    action();
+                    if catch_unwind(AssertUnwindSafe(action)).is_err() {
+                        tracing::error!("a timed action panicked; the others go on");
+                    }
                     state = shared.state.lock();
                 }
             }

@@ -6,24 +6,23 @@
 //! panic; who settles first, wins, and a turn that lost says nothing more.
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use turnhost_protocol::config::{AgentName, Config};
 use turnhost_protocol::frame::input::{Prompt, TurnStart};
 use turnhost_protocol::frame::output::{Output as Frame, Reason};
 use turnhost_protocol::home::Home;
+use turnhost_protocol::json;
+use turnhost_protocol::limits::MAX_ERROR_MESSAGE_BYTES;
 use turnhost_protocol::process::monotonic_ns;
 use turnhost_protocol::rpc::{Event, Message, MessageComplete, Status};
 
 use crate::agent::script::ScriptAgent;
 use crate::agent::{Agent, AgentError, Stage, Task};
 use crate::pool::Place;
-use crate::session::{Profile, Sessions, Setup, Terminal, Turn};
+use crate::session::{Exchange, Profile, Sessions, Setup, Terminal, Turn};
 use crate::timers::Timers;
 
 /// Time between two activity frames of a turn: SPEC §4.
@@ -34,44 +33,29 @@ pub struct Turns {
     sessions: Sessions,
     timers: Timers,
     agents: Agents,
-    cwd: PathBuf,
+    cwd: String,
 }
 
 /// Which agent a profile uses.
 pub struct Agents {
     /// The home of the host, whose profile is the default one.
-    pub home: PathBuf,
+    pub home: Home,
     /// `--agent`; wins over every profile's config.
     pub flag: Option<AgentName>,
     /// The script agent.
     pub script: Arc<ScriptAgent>,
-    /// What the configs said, by home.
-    pub configured: Mutex<HashMap<Arc<Path>, AgentName>>,
 }
 
 impl Agents {
-    /// The agent of `profile`.
+    /// The agent of that name.
     ///
     /// # Errors
-    /// Its config cannot be used, or names an agent that this version does not have.
-    fn of(&self, profile: &Profile) -> Result<Arc<dyn Agent>, String> {
-        match self.flag.map_or_else(|| self.configured(profile), Ok)? {
+    /// This version does not have it.
+    fn get(&self, name: AgentName) -> Result<Arc<dyn Agent>, String> {
+        match name {
             AgentName::Script => Ok(Arc::clone(&self.script) as Arc<dyn Agent>),
             AgentName::Chat => Err(NO_CHAT.to_owned()),
         }
-    }
-
-    fn configured(&self, profile: &Profile) -> Result<AgentName, String> {
-        if let Some(name) = self.configured.lock().get(&profile.home) {
-            return Ok(*name);
-        }
-        let path = profile.home.join("config.yaml");
-        let config = Config::read(&path).map_err(|error| error.to_string())?;
-        let name = config.agent.unwrap_or(AgentName::Script);
-        self.configured
-            .lock()
-            .insert(Arc::clone(&profile.home), name);
-        Ok(name)
     }
 }
 
@@ -81,7 +65,7 @@ pub const NO_CHAT: &str = "the agent `chat` is not supported by this version; us
 impl Turns {
     /// Turns of `sessions`, which run in `cwd` where they do not say.
     #[must_use]
-    pub fn new(sessions: Sessions, timers: Timers, agents: Agents, cwd: PathBuf) -> Self {
+    pub fn new(sessions: Sessions, timers: Timers, agents: Agents, cwd: String) -> Self {
         Self {
             sessions,
             timers,
@@ -97,7 +81,7 @@ impl Turns {
         }));
         let terminal = outcome.unwrap_or_else(|panic| Terminal::Error {
             reason: Reason::Panic,
-            message: format!("the turn panicked: {}", panic_text(&*panic)),
+            message: panic_message(&*panic),
         });
         self.sessions.settle(turn, terminal);
     }
@@ -109,22 +93,13 @@ impl Turns {
             message,
         };
 
-        if turn.cancel.is_set() || self.sessions.is_outdated(turn) {
+        if !self.sessions.may_begin(turn) {
             return NOT_RUN;
         }
-        let profile = match self.profile(turn, &start) {
-            Ok(profile) => profile,
-            Err(message) => return invalid(message),
-        };
-        let agent = match self.agents.of(&profile) {
+        let agent = match self.prepare(turn, &mut start) {
             Ok(agent) => agent,
             Err(message) => return invalid(message),
         };
-        turn.conversation.prepare(&mut start, || Setup {
-            profile,
-            cwd: self.cwd.clone(),
-            model: agent.model().to_owned(),
-        });
         let task = Task {
             prompt: start.prompt,
             history: turn.conversation.history(),
@@ -133,12 +108,10 @@ impl Turns {
             Ok(run) => run,
             Err(error) => return invalid(error.to_string()),
         };
-        // What came meanwhile, a higher generation too, still finds the turn unstarted.
-        if turn.cancel.is_set() || self.sessions.is_outdated(turn) {
+        // What came meanwhile still finds the turn unstarted.
+        if !self.sessions.begin(turn) {
             return NOT_RUN;
         }
-
-        turn.set_started();
         self.announce(turn);
         let stage = Stage::new(turn, place);
         let outcome = catch_unwind(AssertUnwindSafe(|| run(&stage)));
@@ -198,7 +171,7 @@ impl Turns {
                 },
             ),
             Err(panic) => {
-                let message = format!("the turn panicked: {}", panic_text(&*panic));
+                let message = panic_message(&*panic);
                 (
                     None,
                     None,
@@ -209,13 +182,12 @@ impl Turns {
                 )
             }
         };
-        if !self.sessions.is_live(turn) {
+        let is_streamed = text.is_none();
+        let text = text.unwrap_or(streamed.text);
+        if !self.sessions.keep(turn, Exchange::new(prompt, &text)) {
             // It was given up; what it says now belongs to no turn.
             return terminal;
         }
-        let is_streamed = text.is_none();
-        let text = text.unwrap_or(streamed.text);
-        turn.conversation.add_exchange(prompt, &text);
         if let Some(status) = status {
             let complete = Event::MessageComplete(MessageComplete {
                 text: text.into(),
@@ -231,25 +203,50 @@ impl Turns {
         terminal
     }
 
-    /// The profile of `start`; a conversation keeps the one that it began with.
-    fn profile(&self, turn: &Turn, start: &TurnStart) -> Result<Profile, String> {
-        if let Some(profile) = turn.conversation.profile() {
-            return Ok(profile);
+    /// Makes the conversation ready for `start`; answers the agent that runs it. A conversation
+    /// keeps the profile and the agent that it began with.
+    fn prepare(&self, turn: &Turn, start: &mut TurnStart) -> Result<Arc<dyn Agent>, String> {
+        if let Some(name) = turn.conversation.agent() {
+            turn.conversation.prepare(start, None);
+            return self.agents.get(name);
         }
-        match &start.profile_home {
-            None => Ok(Profile::default_of(&self.agents.home)),
-            Some(home) if *home == self.agents.home => Ok(Profile::default_of(home)),
-            Some(home) if !home.is_absolute() => Err(format!(
-                "profile_home must be an absolute path, not {}",
-                home.display()
-            )),
-            Some(home) => {
-                Home::at(home)
-                    .open()
+        let profile_home = match &start.profile_home {
+            None => self.agents.home.clone(),
+            Some(path) if path.is_absolute() => {
+                let home = Home::at(path);
+                home.open()
                     .map_err(|error| format!("profile_home: {error}"))?;
-                Ok(Profile::at(home))
+                home
             }
-        }
+            Some(path) => {
+                return Err(format!(
+                    "profile_home must be an absolute path, not {}",
+                    path.display()
+                ));
+            }
+        };
+        let profile = if profile_home == self.agents.home {
+            Profile::default_of(profile_home.path())
+        } else {
+            Profile::at(profile_home.path())
+        };
+        let name = match self.agents.flag {
+            Some(name) => name,
+            None => {
+                let config = Config::read(&profile_home.config()).map_err(|why| why.to_string())?;
+                config.agent.unwrap_or(AgentName::Script)
+            }
+        };
+        let agent = self.agents.get(name)?;
+        let model = agent.model().to_owned();
+        let setup = Setup {
+            profile,
+            cwd: self.cwd.clone(),
+            agent: name,
+            model,
+        };
+        turn.conversation.prepare(start, Some(setup));
+        Ok(agent)
     }
 }
 
@@ -267,14 +264,20 @@ fn tell_activity(sessions: Sessions, timers: Timers, turn: Arc<Turn>, at: Instan
             activity_ns,
         },
     });
-    let (next, again) = (at + ACTIVITY_INTERVAL, timers.clone());
+    // Those that were missed while the process was stopped are not made up for.
+    let next = (at + ACTIVITY_INTERVAL).max(Instant::now());
+    let again = timers.clone();
     timers.at(next, move || tell_activity(sessions, again, turn, next));
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    panic
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
+        .unwrap_or("no message");
+    format!(
+        "the turn panicked: {}",
+        json::quoted(text, MAX_ERROR_MESSAGE_BYTES)
+    )
 }

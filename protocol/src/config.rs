@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::limits;
+use crate::{file, limits};
 
 /// What runs turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub struct HostSection {
     #[serde(deserialize_with = "max_frame_bytes")]
     pub max_frame_bytes: Option<usize>,
     /// Turns that wait for a worker.
-    #[serde(deserialize_with = "whole_number")]
+    #[serde(deserialize_with = "max_queued_turns")]
     pub max_queued_turns: Option<usize>,
     /// Which log records are kept, as `TURNHOST_LOG`.
     pub log: Option<String>,
@@ -136,7 +136,7 @@ impl Config {
     /// # Errors
     /// It cannot be read, is not YAML, or our part of it is wrong.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = match std::fs::read_to_string(path) {
+        let text = match file::read_text(path, limits::MAX_CONFIG_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(source) => {
@@ -186,17 +186,26 @@ pub fn check_max_frame_bytes(bytes: usize) -> Result<usize, String> {
     in_range("max_frame_bytes", bytes, least, most)
 }
 
+/// Checks the number of turns that may wait.
+///
+/// # Errors
+/// What is allowed.
+pub fn check_max_queued_turns(turns: usize) -> Result<usize, String> {
+    in_range("max_queued_turns", turns, 0, limits::MAX_MAX_QUEUED_TURNS)
+}
+
 /// Checks the seconds between heartbeats.
 ///
 /// # Errors
 /// What is allowed.
 pub fn check_heartbeat_secs(seconds: f64) -> Result<f64, String> {
     let most = limits::MAX_HEARTBEAT_SECS;
-    if (0.0..=most as f64).contains(&seconds) {
+    let least = limits::MIN_HEARTBEAT_SECS;
+    if seconds == 0.0 || (least..=most as f64).contains(&seconds) {
         Ok(seconds)
     } else {
         Err(format!(
-            "heartbeat_secs must be between 0 (off) and {most}, not {seconds}"
+            "heartbeat_secs must be 0 (off) or between {least} and {most}, not {seconds}"
         ))
     }
 }
@@ -224,6 +233,14 @@ fn max_frame_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
         deserializer,
         "max_frame_bytes must be a number of bytes",
         check_max_frame_bytes,
+    )
+}
+
+fn max_queued_turns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    checked(
+        deserializer,
+        "max_queued_turns must be a whole number",
+        check_max_queued_turns,
     )
 }
 
@@ -342,7 +359,7 @@ mod tests {
         );
         check(
             "host:\n  heartbeat_secs: -1\n",
-            expect!["2: heartbeat_secs must be between 0 (off) and 86400, not -1"],
+            expect!["2: heartbeat_secs must be 0 (off) or between 0.01 and 86400, not -1"],
         );
         check(
             "\n\nagent: skript\n",

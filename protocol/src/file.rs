@@ -1,7 +1,7 @@
 //! Files that several processes write: atomic replacement, a lock, one record at a time.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +28,33 @@ impl FileError {
             source,
         }
     }
+}
+
+/// The text of the regular file `path`, of at most `max_bytes`. Anything that reading could hang
+/// on, such as a pipe, is refused.
+///
+/// # Errors
+/// What the system said, or why the file is refused.
+pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
+    let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    let no_wait = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(no_wait)
+        .open(path)?;
+    let facts = file.metadata()?;
+    if !facts.is_file() {
+        return refuse("it is no regular file".to_owned());
+    }
+    if facts.len() > max_bytes {
+        return refuse(format!(
+            "it has {} bytes, more than {max_bytes}",
+            facts.len()
+        ));
+    }
+    let mut text = String::new();
+    file.take(max_bytes).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Replaces `path` by `content`, mode 0600: a reader, also after a crash, sees the old file or the
@@ -219,6 +246,22 @@ mod tests {
                 .starts_with("cannot replace")
         );
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn only_regular_files_of_bounded_size_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text");
+        std::fs::write(&path, "12345").unwrap();
+        assert_eq!(read_text(&path, 5).unwrap(), "12345");
+        let refused = |path: &Path| read_text(path, 4).unwrap_err().to_string();
+        assert_eq!(refused(&path), "it has 5 bytes, more than 4");
+        assert_eq!(refused(folder.path()), "it is no regular file");
+        assert_eq!(refused(Path::new("/dev/zero")), "it is no regular file");
+        let fifo = folder.path().join("fifo");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert_eq!(refused(&fifo), "it is no regular file");
     }
 
     #[test]

@@ -3,6 +3,11 @@
 //! Input is repaired once, in place, before anything parses it, so that no later step has to know
 //! about lone surrogates; and raw values are made safe to stand in a line of their own.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
 use serde_json::value::RawValue;
 
 /// Replaces each escaped lone surrogate inside `line` by an escaped U+FFFD: SPEC §2.
@@ -10,6 +15,9 @@ use serde_json::value::RawValue;
 /// Both escapes are six bytes long, so the line keeps its length. A pair stays as it is, and so
 /// does an escaped backslash before a `u`.
 pub fn replace_lone_surrogates(line: &mut [u8]) {
+    if memchr::memchr(b'\\', line).is_none() || !has_surrogate_escape(line) {
+        return;
+    }
     let mut at = 0;
     while let Some(found) = memchr::memchr(b'\\', &line[at..]) {
         let escape = at + found;
@@ -26,6 +34,13 @@ pub fn replace_lone_surrogates(line: &mut [u8]) {
             None => at = (escape + 2).min(line.len()),
         }
     }
+}
+
+/// Whether something looks like the escape of a surrogate; much faster than looking at each escape.
+fn has_surrogate_escape(line: &[u8]) -> bool {
+    static LOWER: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\\ud"));
+    static UPPER: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\\uD"));
+    LOWER.find(line).is_some() || UPPER.find(line).is_some()
 }
 
 enum Surrogate {
@@ -60,6 +75,24 @@ pub fn on_one_line(raw: &RawValue) -> Box<RawValue> {
     // A break inside a string would be escaped, so each raw one stands between tokens.
     let text = raw.get().replace(['\r', '\n'], " ");
     RawValue::from_string(text).unwrap_or_else(|_| raw.to_owned())
+}
+
+/// The members of the object that `raw` is, raw. The last of equal keys wins, as everywhere.
+#[must_use]
+pub fn members(raw: &RawValue) -> Option<BTreeMap<Cow<'_, str>, &RawValue>> {
+    serde_json::from_str(raw.get()).ok()
+}
+
+/// The bytes that `text` takes between the quotes of a JSON string.
+#[must_use]
+pub fn escaped_len(text: &str) -> usize {
+    text.bytes()
+        .map(|byte| match byte {
+            b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
+            0..0x20 => 6,
+            _ => 1,
+        })
+        .sum()
 }
 
 /// The longest prefix of `text` that is at most `bytes` long and ends between two characters.
@@ -106,6 +139,18 @@ mod tests {
     fn raw_values_lose_their_line_breaks() {
         let raw: Box<RawValue> = serde_json::from_str("{\"a\":\r\n[1,\r2]}").unwrap();
         assert_eq!(on_one_line(&raw).get(), "{\"a\":  [1, 2]}");
+    }
+
+    #[test]
+    fn escaped_length_is_that_of_the_serializer() {
+        let all: String = (0..0x100_u32)
+            .filter_map(char::from_u32)
+            .chain(['€', '😀'])
+            .collect();
+        assert_eq!(
+            escaped_len(&all) + 2,
+            serde_json::to_string(&all).unwrap().len()
+        );
     }
 
     #[test]

@@ -26,8 +26,9 @@ pub const fn max_request_id_bytes(max_frame_bytes: usize) -> usize {
     }
 }
 
-/// Longest `sid`, `session_key` and the like, in bytes, where frames may have `max_frame_bytes`:
-/// 4 KiB, less for very short frames, never less than 64. Each frame of a session repeats them.
+/// Longest `sid`, `session_key` and the like, in bytes of JSON between the quotes, where frames may
+/// have `max_frame_bytes`: 4 KiB, less for very short frames, never less than 64. Each frame of a
+/// session repeats them.
 #[must_use]
 pub const fn max_name_bytes(max_frame_bytes: usize) -> usize {
     let part = max_frame_bytes / 32;
@@ -45,6 +46,9 @@ pub const MAX_QUOTED_BYTES: usize = KIB;
 
 /// Size that a line buffer starts with and returns to after a long line, in bytes.
 pub const LINE_BUFFER_BYTES: usize = 64 * KIB;
+
+/// Unread output at which turns wait before they add to it, in bytes. What is above is for answers.
+pub const TURN_OUTPUT_BYTES: usize = UNREAD_OUTPUT_BYTES / 2;
 
 /// Unread output at which the host stops reading its input, in bytes: SPEC §2.
 pub const UNREAD_OUTPUT_BYTES: usize = 64 * MIB;
@@ -66,6 +70,19 @@ pub const MAX_DELTA_BYTES: usize = 256 * KIB;
 /// Text of one turn that is kept for its `message.complete` and the history, in bytes. A turn may
 /// stream more; the rest is not repeated there, which `message.complete` says.
 pub const MAX_TURN_TEXT_BYTES: usize = 16 * MIB;
+
+/// Most turns that `--max-queued-turns` lets wait: each holds its frame in memory.
+pub const MAX_MAX_QUEUED_TURNS: usize = 65_536;
+
+/// Least seconds between heartbeats, so that they cost next to nothing.
+pub const MIN_HEARTBEAT_SECS: f64 = 0.01;
+
+/// Least time for the end of the process, in milliseconds, also where a `shutdown` gives less: the
+/// last frames still have to be written.
+pub const MIN_ENDING_MS: u64 = 100;
+
+/// Longest message of an error that an agent raised, in bytes.
+pub const MAX_ERROR_MESSAGE_BYTES: usize = 16 * KIB;
 
 /// Turns that wait for a worker: SPEC §5 (`--max-queued-turns`).
 pub const MAX_QUEUED_TURNS: usize = 256;
@@ -96,6 +113,19 @@ pub const HEARTBEAT_SECS: u64 = 15;
 /// Most seconds between heartbeats: one day.
 pub const MAX_HEARTBEAT_SECS: u64 = 86_400;
 
+/// Largest `config.yaml`, in bytes: a thousand times what one needs.
+pub const MAX_CONFIG_BYTES: u64 = 4 * MIB as u64;
+
+/// Largest script file, in bytes.
+pub const MAX_SCRIPT_FILE_BYTES: u64 = 32 * MIB as u64;
+
+/// Longest script in a prompt, in bytes. Parsed steps take many times the memory of their text.
+pub const MAX_SCRIPT_BYTES: usize = MIB;
+
+/// Frames of turns that no worker has taken, together, in bytes. Beyond it turns are refused like
+/// those that are too many.
+pub const MAX_QUEUED_TURN_BYTES: usize = 256 * MIB;
+
 /// A log file is rotated at this size, in bytes: SPEC §2.
 pub const LOG_FILE_BYTES: u64 = 10 * MIB as u64;
 
@@ -118,7 +148,8 @@ pub const STDIN_CLOSED_WAIT_MS: u64 = 2_000;
 pub const DRAIN_RESERVE_MS: u64 = 1_000;
 
 /// How long `session.close` waits for the terminal frame of a live turn, in milliseconds: SPEC §3.
-pub const SESSION_CLOSE_WAIT_MS: u64 = 5_000;
+/// The answer is promised within 5 s.
+pub const SESSION_CLOSE_WAIT_MS: u64 = 4_500;
 
 /// Milliseconds after which a refused turn may be tried again (`retry_after_ms`): about one short
 /// turn, so that a client that obeys finds a free place without polling.
@@ -211,9 +242,12 @@ const _: () = {
     );
     // JSON escaping makes a control character six bytes long.
     assert!(6 * MAX_DELTA_BYTES < MAX_FRAME_BYTES);
+    assert!(
+        MAX_QUEUED_TURN_BYTES >= 2 * MAX_FRAME_BYTES,
+        "a large turn must not wait for ever"
+    );
     assert!(MAX_TURN_TEXT_BYTES < MAX_FRAME_BYTES);
-    // Input stops at UNREAD_OUTPUT_BYTES; what the workers then still add has to be little.
-    assert!(WORKERS * (2 * SESSION_OUTPUT_BYTES + 6 * JOINED_TEXT_BYTES) < UNREAD_OUTPUT_BYTES);
+    assert!(2 * SESSION_OUTPUT_BYTES + 6 * JOINED_TEXT_BYTES < TURN_OUTPUT_BYTES);
     assert!(MIN_WORKERS <= WORKERS && WORKERS <= MAX_WORKERS);
     assert!(SHUTDOWN_WAIT_MS <= MAX_SHUTDOWN_WAIT_MS);
     assert!(RESPAWN_DELAY_MS <= MAX_RESPAWN_DELAY_MS && MAX_RESPAWN_DELAY_MS < RESPAWN_WINDOW_MS);

@@ -186,14 +186,18 @@ impl<R: Read> LineReader<R> {
 
     /// Keeps the head of the line that is buffered, and counts the rest.
     fn start_skipping(&mut self) {
+        if std::mem::take(&mut self.at_stream_start)
+            && self.buffer[self.start..self.end].starts_with(BYTE_ORDER_MARK)
+        {
+            self.start += BYTE_ORDER_MARK.len();
+        }
         self.skipping = Some(Skip {
             bytes: (self.end - self.start) as u64,
             carriage_return: self.buffer[self.end - 1] == b'\r',
         });
-        let head = LOOK_BYTES.min(self.max_bytes);
+        let head = LOOK_BYTES.min(self.max_bytes).min(self.end - self.start);
         self.buffer.copy_within(self.start..self.start + head, 0);
         (self.start, self.end, self.searched) = (0, head, head);
-        self.at_stream_start = false;
         self.buffer.truncate(2 * LINE_BUFFER_BYTES);
         self.buffer.resize(2 * LINE_BUFFER_BYTES, 0);
         self.buffer.shrink_to_fit();
@@ -359,6 +363,29 @@ mod tests {
             &["1234", "1234", "long:4:5", "long:4:5", "x"],
         );
         check(b"123456789", 4, &["long:4:9"]);
+    }
+
+    #[test]
+    fn a_long_first_line_loses_its_byte_order_mark_too() {
+        let input = [BYTE_ORDER_MARK, &[b'x'; 300_000], b"\nnext\n"].concat();
+        let mut reader = LineReader::new(
+            Pieces {
+                bytes: &input,
+                piece: 1000,
+            },
+            100_000,
+        );
+        match reader.next_line().unwrap() {
+            Some(Line::TooLong {
+                head,
+                bytes: 300_000,
+            }) => assert!(head.starts_with(b"xx")),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(
+            reader.next_line().unwrap(),
+            Some(Line::Whole(&mut b"next".to_owned()))
+        );
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -31,7 +30,7 @@ pub struct SessionInfo {
     /// Name of the model.
     pub model: String,
     /// Where tools run.
-    pub cwd: PathBuf,
+    pub cwd: String,
     /// Whether a turn is live.
     pub running: bool,
     /// Title of the conversation.
@@ -69,7 +68,7 @@ pub enum Status {
 #[serde(untagged)]
 #[allow(missing_docs, reason = "the names are those of SPEC §4")]
 pub enum Event<'a> {
-    SessionInfo(&'a SessionInfo),
+    SessionInfo(Box<Cow<'a, SessionInfo>>),
     MessageStart,
     MessageDelta {
         text: Cow<'a, str>,
@@ -82,11 +81,7 @@ pub enum Event<'a> {
         already_streamed: bool,
     },
     MessageComplete(MessageComplete<'a>),
-    ToolStart {
-        tool_id: &'a str,
-        name: &'a str,
-        args: &'a RawValue,
-    },
+    ToolStart(ToolStart<'a>),
     ToolComplete(ToolComplete<'a>),
     StatusUpdate {
         kind: &'a str,
@@ -132,6 +127,20 @@ pub struct MessageComplete<'a> {
     pub truncated: bool,
 }
 
+/// Payload of `tool.start`.
+#[derive(Debug, Clone, Serialize)]
+pub struct ToolStart<'a> {
+    /// The call.
+    pub tool_id: &'a str,
+    /// The tool.
+    pub name: &'a str,
+    /// What it is called with.
+    pub args: &'a RawValue,
+    /// True when the arguments were too long to be shown; the tool gets them all.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub truncated: bool,
+}
+
 /// Payload of `tool.complete`.
 #[derive(Debug, Clone, Serialize)]
 pub struct ToolComplete<'a> {
@@ -163,7 +172,7 @@ impl Event<'_> {
             Self::ReasoningDelta { .. } => "reasoning.delta",
             Self::MessageInterim { .. } => "message.interim",
             Self::MessageComplete(_) => "message.complete",
-            Self::ToolStart { .. } => "tool.start",
+            Self::ToolStart(_) => "tool.start",
             Self::ToolComplete(_) => "tool.complete",
             Self::StatusUpdate { .. } => "status.update",
             Self::SessionTitle { .. } => "session.title",
@@ -178,23 +187,35 @@ impl Event<'_> {
     pub fn shorter(mut self, bytes: usize) -> Self {
         match &mut self {
             Self::MessageComplete(complete) => {
-                cut(&mut complete.text, bytes + TRUNCATED_FIELD);
+                cut(complete.text.to_mut(), bytes + TRUNCATED_FIELD);
                 complete.truncated = true;
             }
+            Self::ToolStart(start) => {
+                start.args = RawValue::NULL;
+                start.truncated = true;
+            }
             Self::ToolComplete(complete) => {
+                // The result goes first; what it was called with was shown at the start.
+                let result_bytes = complete.result.get().len();
                 complete.result = RawValue::NULL;
+                if result_bytes < bytes + TRUNCATED_FIELD {
+                    complete.args = RawValue::NULL;
+                }
                 complete.truncated = true;
+            }
+            Self::SessionInfo(info) => {
+                let info = info.to_mut();
+                info.tools.clear();
+                info.mcp_servers.clear();
+                cut(&mut info.title, bytes);
+                cut(&mut info.cwd, bytes);
             }
             Self::MessageDelta { text }
             | Self::ReasoningDelta { text }
             | Self::MessageInterim { text, .. }
             | Self::StatusUpdate { text, .. }
-            | Self::Error { message: text, .. } => cut(text, bytes),
-            Self::SessionInfo(_)
-            | Self::MessageStart
-            | Self::ToolStart { .. }
-            | Self::SessionTitle { .. }
-            | Self::RequestCancel { .. } => {}
+            | Self::Error { message: text, .. } => cut(text.to_mut(), bytes),
+            Self::MessageStart | Self::SessionTitle { .. } | Self::RequestCancel { .. } => {}
         }
         self
     }
@@ -203,11 +224,15 @@ impl Event<'_> {
 /// `,"truncated":true`
 const TRUNCATED_FIELD: usize = 17;
 
-/// Takes at least `bytes` from the end of `text` and says so in it.
-pub(crate) fn cut(text: &mut Cow<'_, str>, bytes: usize) {
+/// Takes at least `bytes` from the end of `text`, as far as it has them, and says so in it.
+pub(crate) fn cut(text: &mut String, bytes: usize) {
     const MARK: &str = "… [cut]";
-    let kept = crate::json::prefix(text, text.len().saturating_sub(bytes + MARK.len()));
-    *text = Cow::Owned(format!("{kept}{MARK}"));
+    if text.is_empty() {
+        return;
+    }
+    let kept = crate::json::prefix(text, text.len().saturating_sub(bytes + MARK.len())).len();
+    text.truncate(kept);
+    text.push_str(MARK);
 }
 
 /// A JSON-RPC 2.0 message for the gateway.

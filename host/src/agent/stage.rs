@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use turnhost_protocol::json;
 use turnhost_protocol::limits::MAX_TURN_TEXT_BYTES;
 use turnhost_protocol::process::random_hex32;
-use turnhost_protocol::rpc::{Event, ToolComplete};
+use turnhost_protocol::rpc::{Event, ToolComplete, ToolStart};
 
 use super::AgentError;
 use crate::output::{Delta, TurnClosed};
@@ -76,10 +76,14 @@ impl<'a> Stage<'a> {
 
     fn keep(&self, text: &str) {
         let mut streamed = self.streamed.lock();
+        if streamed.truncated {
+            // What is kept is a beginning, without a hole.
+            return;
+        }
         let room = MAX_TURN_TEXT_BYTES - streamed.text.len();
         let kept = json::prefix(text, room);
         streamed.text.push_str(kept);
-        streamed.truncated |= kept.len() < text.len();
+        streamed.truncated = kept.len() < text.len();
     }
 
     /// What was streamed so far.
@@ -118,6 +122,11 @@ impl<'a> Stage<'a> {
         self.place.branch()
     }
 
+    /// Waits, by `join`, for the branches that were opened.
+    pub fn join<T>(&self, join: impl FnOnce() -> T) -> T {
+        self.place.join_while(join)
+    }
+
     /// Calls a tool and shows the call; a failure is a result too.
     ///
     /// # Errors
@@ -125,11 +134,12 @@ impl<'a> Stage<'a> {
     pub fn tool(&self, name: &str, args: &Value) -> Result<Value, AgentError> {
         let tool_id = format!("call-{}", &random_hex32()[..12]);
         let raw_args = raw(args);
-        self.event(Event::ToolStart {
+        self.event(Event::ToolStart(ToolStart {
             tool_id: &tool_id,
             name,
             args: &raw_args,
-        })?;
+            truncated: false,
+        }))?;
         let began = Instant::now();
         let outcome = tools::call(name, args);
         let is_error = outcome.is_err();

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use turnhost_protocol::frame::RequestId;
@@ -19,7 +20,7 @@ use turnhost_protocol::process::monotonic_ns;
 use crate::life::{Cause, Ending};
 use crate::output::Output;
 use crate::pool::Pool;
-use crate::session::{Closing, Refusal, Sessions, Terminal, Turn};
+use crate::session::{AtTheDoor, Closing, Sessions, Terminal, Turn};
 use crate::timers::Timers;
 use crate::turn::Turns;
 
@@ -44,6 +45,8 @@ pub struct Dispatcher {
     pub(crate) ending: Ending,
     pub(crate) max_frame_bytes: usize,
     pub(crate) max_queued_turns: usize,
+    /// Bytes of the frames of turns that no worker has taken.
+    pub(crate) queued_bytes: Arc<AtomicUsize>,
 }
 
 impl Dispatcher {
@@ -54,12 +57,13 @@ impl Dispatcher {
     /// Handles one line. Whatever it is, it costs at most itself.
     pub(super) fn line(&self, line: &mut [u8]) {
         json::replace_lone_surrogates(line);
+        let line_bytes = line.len();
         let parsed = match std::str::from_utf8(line) {
             Ok(text) => Fields::parse(text, self.max_frame_bytes),
             Err(error) => Err(NotAFrame::NoJson(format!("not UTF-8: {error}"))),
         };
         match parsed {
-            Ok(fields) => self.frame(&fields),
+            Ok(fields) => self.frame(&fields, line_bytes),
             Err(why) => {
                 let code = match why {
                     NotAFrame::NoJson(_) => ErrorCode::InvalidJson,
@@ -99,22 +103,22 @@ impl Dispatcher {
         }
     }
 
-    fn frame(&self, fields: &Fields<'_>) {
+    fn frame(&self, fields: &Fields<'_>, line_bytes: usize) {
         let (request_id, input) = match fields.request_id() {
             Ok(request_id) => (request_id, Input::from_fields(fields)),
             Err(error) => (RequestId::fresh(), Err(Refused::Invalid(error))),
         };
         match input {
-            Ok(input) => self.dispatch(&request_id, input),
+            Ok(input) => self.dispatch(&request_id, input, line_bytes),
             Err(refused) => self.refuse_frame(fields, &request_id, &refused),
         }
     }
 
     /// The table. Everything here is answered on the reader; a turn is only queued by it.
-    fn dispatch(&self, id: &RequestId, input: Input) {
+    fn dispatch(&self, id: &RequestId, input: Input, line_bytes: usize) {
         match input {
             // To a worker.
-            Input::TurnStart(start) => self.turn_start(id, *start),
+            Input::TurnStart(start) => self.turn_start(id, *start, line_bytes),
 
             // At once.
             Input::Interrupt {
@@ -127,6 +131,7 @@ impl Dispatcher {
             Input::SessionList => self.output.reply(&Frame::SessionListAck {
                 request_id: id,
                 sessions: &self.sessions.list(),
+                truncated: false,
             }),
             Input::IdleProbe => self.idle_probe(id),
             Input::Shutdown { wait_ms } => self.shutdown(id, wait_ms),
@@ -214,25 +219,29 @@ impl Dispatcher {
         });
     }
 
-    fn turn_start(&self, id: &RequestId, start: TurnStart) {
-        let queued = self.pool.load().queued;
-        let admitted = self
-            .sessions
-            .admit(&start, id, queued >= self.max_queued_turns, |lane| {
-                let sid = lane.sid();
-                let accepted = Frame::TurnAccepted {
-                    sid,
-                    request_id: id,
-                    queued_turns: queued + 1,
-                };
-                self.output.reply_in_order(lane, &accepted);
-            });
+    fn turn_start(&self, id: &RequestId, start: TurnStart, line_bytes: usize) {
+        let backlog = self.pool.backlog();
+        let at_the_door = AtTheDoor {
+            is_full: backlog >= self.max_queued_turns || !self.has_memory_for(line_bytes),
+            is_draining: self.ending.has_begun(),
+        };
+        let queued_turns = self.pool.load().queued + 1;
+        let admitted = self.sessions.admit(&start, id, at_the_door, |lane| {
+            let accepted = Frame::TurnAccepted {
+                sid: lane.sid(),
+                request_id: id,
+                queued_turns,
+            };
+            self.output.session_reply(lane, &accepted);
+        });
         let turn = match admitted {
             Ok(turn) => turn,
-            Err(refusal) => return self.refuse_admission(&start.sid, id, refusal),
+            Err(refusal) => return self.output.reply(&refusal.frame(&start.sid, id)),
         };
         let (turns, job_turn) = (Arc::clone(&self.turns), Arc::clone(&turn));
+        let queued = QueuedBytes::new(&self.queued_bytes, line_bytes);
         let submitted = self.pool.submit(turn.number.0, move |place| {
+            drop(queued);
             turns.run(&job_turn, start, place);
         });
         if let Err(error) = submitted {
@@ -247,8 +256,9 @@ impl Dispatcher {
         }
     }
 
-    fn refuse_admission(&self, sid: &str, id: &RequestId, refusal: Refusal) {
-        self.output.reply(&refusal.frame(sid, id));
+    fn has_memory_for(&self, line_bytes: usize) -> bool {
+        let queued = self.queued_bytes.load(Ordering::Relaxed);
+        queued + line_bytes <= limits::MAX_QUEUED_TURN_BYTES
     }
 
     fn interrupt(&self, id: &RequestId, sid: &str, generation: Option<i64>) {
@@ -310,10 +320,34 @@ impl Dispatcher {
 
     fn shutdown(&self, id: &RequestId, wait_ms: Option<u64>) {
         self.output.reply(&Frame::ShutdownAck { request_id: id });
+        // It goes before whatever the end of the process says.
+        self.output.flush();
         let wait_ms = wait_ms.unwrap_or(limits::SHUTDOWN_WAIT_MS);
         self.ending.begin(Cause::Shutdown {
             wait_ms: wait_ms.min(limits::MAX_SHUTDOWN_WAIT_MS),
         });
+    }
+}
+
+/// Counts the bytes of a frame as queued until it drops.
+struct QueuedBytes {
+    all: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl QueuedBytes {
+    fn new(all: &Arc<AtomicUsize>, bytes: usize) -> Self {
+        all.fetch_add(bytes, Ordering::Relaxed);
+        Self {
+            all: Arc::clone(all),
+            bytes,
+        }
+    }
+}
+
+impl Drop for QueuedBytes {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -326,8 +360,10 @@ fn give_up(sessions: &Sessions, pool: &Pool, turn: &Turn) {
         reason: Reason::Exception,
         message: message.to_owned(),
     };
-    if sessions.settle(turn, terminal) {
+    if sessions.is_live(turn) {
+        // First the place, so that the host is never taken for idle between the two.
         pool.abandon(turn.number.0);
+        sessions.settle(turn, terminal);
     }
 }
 

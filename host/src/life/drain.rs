@@ -3,9 +3,9 @@
 use std::io;
 use std::thread;
 
-use turnhost_protocol::frame::output::Reason;
+use turnhost_protocol::frame::output::{Output as Frame, Reason};
 
-use super::ending::{Ending, drain_time, exit_now};
+use super::ending::{Cause, Ending, drain_time, exit_now};
 use crate::log::Log;
 use crate::output::Output;
 use crate::pool::Pool;
@@ -40,18 +40,19 @@ impl Drain {
     fn run(self) {
         let (cause, deadline) = self.ending.wait();
         let turns_until = deadline - (cause.budget() - drain_time(cause.budget()));
+        if let Cause::Orphan { old_ppid, ppid } = cause {
+            // Somebody else may still hold the other end.
+            self.output.reply(&Frame::Orphan { old_ppid, ppid });
+            self.output.flush();
+        }
         tracing::info!(reason = cause.reason(), "draining");
 
         // Turns that were accepted may still begin: somebody was promised them.
         self.sessions.begin_drain();
-        let mut still_live = self.sessions.wait_until_settled(turns_until);
-        still_live.retain(|turn| {
-            // It waits for a worker: it is certain that nothing of it ran, and nothing will.
-            let never_ran = self.pool.withdraw(turn.number.0);
-            // A worker has it: only that worker knows whether it began.
-            if !never_ran {
-                turn.set_started();
-            }
+        let still_live = self.sessions.wait_until_settled(turns_until);
+        for turn in &still_live {
+            // One that waits for a worker never runs now; one that has begun says so itself.
+            let _ = self.pool.withdraw(turn.number.0);
             let message = "the host ended before the turn did".to_owned();
             self.sessions.settle(
                 turn,
@@ -60,10 +61,13 @@ impl Drain {
                     message,
                 },
             );
-            !never_ran
-        });
+        }
+        let began: Vec<_> = still_live
+            .into_iter()
+            .filter(|turn| turn.is_started())
+            .collect();
         let end_reason = format!("compute_host_{}", cause.reason());
-        self.sessions.finalize_all(&still_live, &end_reason);
+        self.sessions.finalize_all(&began, &end_reason);
         if !self.output.finish(deadline) {
             tracing::warn!("the parent did not take all output before the deadline");
         }

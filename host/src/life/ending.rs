@@ -28,7 +28,12 @@ pub enum Cause {
         wait_ms: u64,
     },
     /// The parent is gone.
-    Orphan,
+    Orphan {
+        /// The parent that was.
+        old_ppid: i32,
+        /// Who took its place.
+        ppid: i32,
+    },
 }
 
 impl Cause {
@@ -40,7 +45,7 @@ impl Cause {
             Self::StdinClosed => "stdin_closed",
             Self::StdoutClosed => "stdout_closed",
             Self::Shutdown { .. } => "shutdown",
-            Self::Orphan => "orphan",
+            Self::Orphan { .. } => "orphan",
         }
     }
 
@@ -48,7 +53,7 @@ impl Cause {
     #[must_use]
     pub fn budget(self) -> Duration {
         Duration::from_millis(match self {
-            Self::Signal | Self::Orphan => limits::SIGNAL_WAIT_MS,
+            Self::Signal | Self::Orphan { .. } => limits::SIGNAL_WAIT_MS,
             Self::StdinClosed | Self::StdoutClosed => limits::STDIN_CLOSED_WAIT_MS,
             Self::Shutdown { wait_ms } => wait_ms,
         })
@@ -100,7 +105,8 @@ impl Ending {
     /// Begins the end, if nobody did before. Never waits.
     pub fn begin(&self, cause: Cause) {
         let shared = &*self.shared;
-        let deadline = (shared.epoch.elapsed() + cause.budget()).as_nanos();
+        let least = Duration::from_millis(limits::MIN_ENDING_MS);
+        let deadline = (shared.epoch.elapsed() + cause.budget().max(least)).as_nanos();
         let deadline = u64::try_from(deadline).unwrap_or(u64::MAX).max(1);
         let first =
             shared
@@ -117,6 +123,12 @@ impl Ending {
         {
             thread.unpark();
         }
+    }
+
+    /// Whether the end has begun: no turn is admitted any more.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.shared.deadline_ns.load(Ordering::Acquire) != 0
     }
 
     /// Waits for the end to begin; answers why, and when it must be over. For the thread that

@@ -9,11 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
-use turnhost_protocol::frame::output::Output as Frame;
 
 use super::ending::{Cause, Ending};
 use super::heartbeat::Pulse;
-use crate::output::Output;
 
 /// How often the parent is looked at: SPEC §8.
 const PARENT_INTERVAL: Duration = Duration::from_secs(1);
@@ -74,7 +72,11 @@ impl Life {
             }
             Ok(receiver)
         };
-        let end = pipe(&[SIGTERM, SIGINT, SIGHUP])?;
+        unblock(&[SIGTERM, SIGINT, SIGHUP, PARENT_DEATH])?;
+        let mut ends = vec![SIGTERM, SIGINT];
+        // Whoever starts a host with `nohup` means it.
+        ends.extend(Some(SIGHUP).filter(|signal| !is_ignored(*signal)));
+        let end = pipe(&ends)?;
         let parent_death = pipe(&[PARENT_DEATH])?;
         Ok(Self {
             end,
@@ -91,16 +93,15 @@ impl Life {
         self,
         heartbeat: Option<Duration>,
         pulse: Pulse,
-        output: Output,
         ending: Ending,
     ) -> io::Result<()> {
         thread::Builder::new()
             .name("life".into())
-            .spawn(move || self.run(heartbeat, &pulse, &output, &ending))?;
+            .spawn(move || self.run(heartbeat, &pulse, &ending))?;
         Ok(())
     }
 
-    fn run(self, heartbeat: Option<Duration>, pulse: &Pulse, output: &Output, ending: &Ending) {
+    fn run(self, heartbeat: Option<Duration>, pulse: &Pulse, ending: &Ending) {
         let began = Instant::now();
         let mut next_beat = heartbeat.map(|interval| began + interval);
         let mut next_look = Some(began);
@@ -117,21 +118,15 @@ impl Life {
             }
             if next_look.is_some_and(|at| now >= at) {
                 // Once it is gone there is nothing more to look at.
-                next_look = (!self.look_at_parent(output, ending)).then(|| now + PARENT_INTERVAL);
+                next_look = (!self.look_at_parent(ending)).then(|| now + PARENT_INTERVAL);
             }
             let next = [next_beat, next_look].into_iter().flatten().min();
-            self.wait(next, output, ending, &mut next_look);
+            self.wait(next, ending, &mut next_look);
         }
     }
 
     /// Waits for a signal, at most until `next`, and handles it.
-    fn wait(
-        &self,
-        next: Option<Instant>,
-        output: &Output,
-        ending: &Ending,
-        next_look: &mut Option<Instant>,
-    ) {
+    fn wait(&self, next: Option<Instant>, ending: &Ending, next_look: &mut Option<Instant>) {
         let timeout = next.map(|at| {
             let left = at.saturating_duration_since(Instant::now());
             Timespec {
@@ -150,26 +145,50 @@ impl Life {
         if drain_pipe(&self.end) {
             ending.begin(Cause::Signal);
         }
-        if drain_pipe(&self.parent_death)
-            && next_look.is_some()
-            && self.look_at_parent(output, ending)
-        {
+        if drain_pipe(&self.parent_death) && next_look.is_some() && self.look_at_parent(ending) {
             *next_look = None;
         }
     }
 
     /// Begins the end if the parent is gone; answers whether it is.
-    fn look_at_parent(&self, output: &Output, ending: &Ending) -> bool {
+    fn look_at_parent(&self, ending: &Ending) -> bool {
         let Some(ppid) = self.parent.replaced_by() else {
             return false;
         };
-        output.reply(&Frame::Orphan {
+        ending.begin(Cause::Orphan {
             old_ppid: self.parent.ppid,
             ppid,
         });
-        output.wake();
-        ending.begin(Cause::Orphan);
         true
+    }
+}
+
+/// Lets `signals` through, which a parent may have blocked: a mask is inherited.
+fn unblock(signals: &[i32]) -> io::Result<()> {
+    // SAFETY: the set lives on this stack and is initialised by `sigemptyset` before it is used;
+    // no wrapper in use here offers the mask of a thread.
+    let failed = unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in signals {
+            libc::sigaddset(&mut set, *signal);
+        }
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut())
+    };
+    if failed == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(failed))
+    }
+}
+
+/// Whether the parent had `signal` ignored.
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: the call only fills in the old action, which lives on this stack.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
     }
 }
 

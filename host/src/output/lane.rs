@@ -8,7 +8,7 @@
 //! Invariant: only the open turn appends; its terminal frame closes it, under the same lock.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use turnhost_protocol::frame::output::{Output as Frame, delta_head, encode_delta};
@@ -49,8 +49,10 @@ struct State {
     seq: u64,
     lines: Chunks,
     joined: Option<Joined>,
-    /// The newest `compute_host.activity`; it has no `seq`, so it may be replaced.
-    activity: Option<Vec<u8>>,
+    /// Bytes that were ever put into `lines`, and of those the ones up to the end of the last
+    /// activity frame: while that one waits, no other is needed.
+    appended: u64,
+    activity_end: u64,
     heads: [Option<Box<[u8]>>; 2],
     in_urgent: bool,
     in_deltas: bool,
@@ -86,19 +88,29 @@ impl Lane {
         self.room.notify_all();
     }
 
+    /// Waits while this session's output, or all output together, is so much that turns may add no
+    /// more; not where the turn has to `hurry`.
     pub(super) fn wait_for_room(
         &self,
         turn: TurnNumber,
         shared: &Shared,
         hurry: &impl Fn() -> bool,
     ) -> Result<(), TurnClosed> {
-        let mut state = self.state.lock();
         loop {
-            state.must_be_open(turn)?;
-            if state.has_room() || hurry() || shared.is_closed() {
+            let mut state = self.state.lock();
+            loop {
+                state.must_be_open(turn)?;
+                if state.has_room() || hurry() || shared.is_closed() {
+                    break;
+                }
+                self.room.wait(&mut state);
+            }
+            drop(state);
+            if !shared.is_crowded() || hurry() {
                 return Ok(());
             }
-            self.room.wait(&mut state);
+            let is_over = |shared: &Shared| !shared.is_crowded() || hurry();
+            shared.wait(Instant::now() + LOOK_AGAIN, is_over);
         }
     }
 
@@ -144,14 +156,14 @@ impl Lane {
         match joined {
             Some(joined) if joined.kind == kind => {
                 joined.text.push_str(text);
-                shared.unread.fetch_add(text.len(), Ordering::Relaxed);
+                shared.add(text.len());
             }
             None if lines.bytes() >= limits::SESSION_OUTPUT_BYTES => {
                 *joined = Some(Joined {
                     kind,
                     text: text.to_owned(),
                 });
-                shared.unread.fetch_add(text.len(), Ordering::Relaxed);
+                shared.add(text.len());
             }
             _ => {
                 state.flush_joined(&self.sid, shared);
@@ -162,33 +174,26 @@ impl Lane {
         Ok(())
     }
 
-    /// Appends a frame that is no part of a turn, if something waits here that it must not
-    /// overtake; answers whether it did.
-    pub(super) fn append_behind(self: &Arc<Self>, shared: &Shared, frame: &Frame<'_>) -> bool {
+    /// Appends a frame that is no part of a turn.
+    pub(super) fn append_reply(self: &Arc<Self>, shared: &Shared, frame: &Frame<'_>) {
         let mut state = self.state.lock();
-        if state.is_empty() {
-            return false;
-        }
         state.push_frame(&self.sid, shared, frame);
         self.schedule(&mut state, shared);
-        true
     }
 
-    pub(super) fn set_activity(
+    pub(super) fn append_activity(
         self: &Arc<Self>,
         turn: TurnNumber,
         shared: &Shared,
         frame: &Frame<'_>,
     ) {
         let mut state = self.state.lock();
-        if state.must_be_open(turn).is_err() || shared.is_closed() {
+        let taken = state.appended - state.lines.bytes() as u64;
+        if state.must_be_open(turn).is_err() || taken < state.activity_end {
             return;
         }
-        let mut line = Vec::new();
-        frame.encode(shared.max_frame_bytes, &mut line);
-        shared.unread.fetch_add(line.len(), Ordering::Relaxed);
-        state.drop_activity(shared);
-        state.activity = Some(line);
+        state.push_frame(&self.sid, shared, frame);
+        state.activity_end = state.appended;
         self.schedule(&mut state, shared);
     }
 
@@ -202,7 +207,6 @@ impl Lane {
         for event in events {
             state.push_event(&self.sid, shared, event);
         }
-        state.drop_activity(shared);
         state.push_frame(&self.sid, shared, terminal);
         state.turn = None;
         self.schedule(&mut state, shared);
@@ -241,9 +245,6 @@ impl Lane {
         } else {
             state.in_deltas = false;
         }
-        if let Some(activity) = state.activity.take() {
-            batch.extend_from_slice(&activity);
-        }
         if state.lines.is_empty() {
             state.flush_joined(&self.sid, shared);
         }
@@ -271,7 +272,7 @@ impl State {
     }
 
     fn is_empty(&self) -> bool {
-        self.lines.is_empty() && self.joined.is_none() && self.activity.is_none()
+        self.lines.is_empty() && self.joined.is_none()
     }
 
     /// Frames may be added until deltas are joined, and those until a good part is.
@@ -302,7 +303,8 @@ impl State {
         let bytes = self
             .lines
             .append(true, |line| frame.encode(shared.max_frame_bytes, line));
-        shared.unread.fetch_add(bytes, Ordering::Relaxed);
+        self.appended += bytes as u64;
+        shared.add(bytes);
     }
 
     fn push_delta(&mut self, sid: &str, shared: &Shared, kind: Delta, text: &str) {
@@ -329,23 +331,21 @@ impl State {
             let bytes = self
                 .lines
                 .append(false, |line| encode_delta(head, part, seq, line));
-            shared.unread.fetch_add(bytes, Ordering::Relaxed);
+            self.appended += bytes as u64;
+            shared.add(bytes);
         }
     }
 
     fn flush_joined(&mut self, sid: &str, shared: &Shared) {
         if let Some(Joined { kind, text }) = self.joined.take() {
-            shared.unread.fetch_sub(text.len(), Ordering::Relaxed);
             self.push_delta(sid, shared, kind, &text);
-        }
-    }
-
-    fn drop_activity(&mut self, shared: &Shared) {
-        if let Some(line) = self.activity.take() {
-            shared.unread.fetch_sub(line.len(), Ordering::Relaxed);
+            shared.take_off(text.len());
         }
     }
 }
+
+/// How long a turn waits for all output together before it looks at its own state again.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// `},"seq":…}},"host_ns":…}` with two numbers of 20 digits.
 const MAX_DELTA_TAIL_BYTES: usize = 64;

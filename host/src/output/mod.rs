@@ -14,7 +14,8 @@
 //! Invariant: nothing but the holder of `stdout` writes, and it takes from the queues only while it
 //! holds it; so what is taken earlier is written earlier.
 //! Invariant: no lock is held while a thread writes or waits, except `stdout` itself.
-//! Invariant: locks are taken in the order stdout, lane, schedule; replies is a leaf.
+//! Invariant: locks are taken in the order stdout, lanes, lane, schedule; `replies` and `room` are
+//! leaves.
 //! Invariant: replies, terminal frames and requests are never dropped and never wait for room.
 
 mod chunks;
@@ -26,7 +27,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use turnhost_protocol::frame::output::Output as Frame;
@@ -58,6 +59,8 @@ struct Shared {
     unread: AtomicUsize,
     room: Mutex<()>,
     room_made: Condvar,
+    /// Threads that wait for room.
+    waiting: AtomicUsize,
     /// The parent closed its end: everything is dropped from then on.
     closed: AtomicBool,
     writer: OnceLock<Thread>,
@@ -93,6 +96,7 @@ impl Output {
             unread: AtomicUsize::new(0),
             room: Mutex::new(()),
             room_made: Condvar::new(),
+            waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             writer: OnceLock::new(),
             work: AtomicBool::new(false),
@@ -110,7 +114,7 @@ impl Output {
         let full = {
             let mut replies = shared.replies.lock();
             let bytes = replies.append(true, |buffer| frame.encode(shared.max_frame_bytes, buffer));
-            shared.unread.fetch_add(bytes, Ordering::Relaxed);
+            shared.add(bytes);
             replies.bytes() >= limits::WRITE_BYTES
         };
         if full {
@@ -118,18 +122,16 @@ impl Output {
         }
     }
 
-    /// Queues an answer that must not overtake what `lane` still holds.
-    pub fn reply_in_order(&self, lane: &Arc<Lane>, frame: &Frame<'_>) {
-        if !lane.append_behind(&self.shared, frame) {
-            self.reply(frame);
-        }
+    /// Queues an answer that belongs to the stream of a session, behind what that holds already.
+    pub fn session_reply(&self, lane: &Arc<Lane>, frame: &Frame<'_>) {
+        lane.append_reply(&self.shared, frame);
     }
 
     /// Sends what is queued on its way, by the short one if that cannot block: the calling thread
     /// writes it. For threads that have nothing more to say just now.
     pub fn flush(&self) {
         let shared = &*self.shared;
-        if shared.unread.load(Ordering::Acquire) > 0 && !writer::try_write(shared) {
+        if shared.unread() > 0 && !writer::try_write(shared) {
             shared.wake();
         }
     }
@@ -179,30 +181,26 @@ impl Output {
         }
     }
 
-    /// Waits while so much output is unread that no more input may be taken: SPEC §2.
-    pub fn wait_for_room(&self) {
-        let shared = &*self.shared;
-        if shared.has_room() {
-            return;
-        }
-        shared.wake();
-        let mut room = shared.room.lock();
-        while !shared.has_room() {
-            shared.room_made.wait(&mut room);
-        }
+    /// Whether so much output is unread that no more input may be taken: SPEC §2.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.shared.is_full()
+    }
+
+    /// Waits until output is no longer full, at most for `patience`.
+    pub fn wait_for_room(&self, patience: Duration) {
+        self.shared.wake();
+        self.shared
+            .wait(Instant::now() + patience, |shared| !shared.is_full());
     }
 
     /// Waits until everything queued is written, at most until `deadline`; answers whether it is.
+    #[must_use]
     pub fn finish(&self, deadline: Instant) -> bool {
-        let shared = &*self.shared;
-        shared.wake();
-        let mut room = shared.room.lock();
-        while shared.unread.load(Ordering::Acquire) > 0 && !shared.is_closed() {
-            if shared.room_made.wait_until(&mut room, deadline).timed_out() {
-                return shared.unread.load(Ordering::Acquire) == 0;
-            }
-        }
-        true
+        let is_done = |shared: &Shared| shared.unread() == 0 || shared.is_closed();
+        self.shared.wake();
+        self.shared.wait(deadline, is_done);
+        is_done(&self.shared)
     }
 }
 
@@ -215,24 +213,53 @@ impl Shared {
         }
     }
 
-    fn has_room(&self) -> bool {
-        self.unread.load(Ordering::Acquire) < limits::UNREAD_OUTPUT_BYTES || self.is_closed()
+    fn unread(&self) -> usize {
+        self.unread.load(Ordering::SeqCst)
+    }
+
+    fn is_full(&self) -> bool {
+        self.unread() >= limits::UNREAD_OUTPUT_BYTES && !self.is_closed()
+    }
+
+    /// Whether so much is unread that turns may add no more; answers still may.
+    fn is_crowded(&self) -> bool {
+        self.unread() >= limits::TURN_OUTPUT_BYTES && !self.is_closed()
     }
 
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Takes `bytes` off the count of what is unread.
-    fn written(&self, bytes: usize) {
-        let before = self.unread.fetch_sub(bytes, Ordering::AcqRel);
-        let after = before.saturating_sub(bytes);
-        let crossed = before >= limits::UNREAD_OUTPUT_BYTES && after < limits::UNREAD_OUTPUT_BYTES;
-        if crossed || after == 0 {
-            // The lock closes the gap between a waiter's look and its wait.
+    /// Counts `bytes` that were queued.
+    fn add(&self, bytes: usize) {
+        self.unread.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// Takes `bytes` off the count of what is unread, and tells those who wait for it.
+    fn take_off(&self, bytes: usize) {
+        self.unread.fetch_sub(bytes, Ordering::SeqCst);
+        self.tell_waiting();
+    }
+
+    fn tell_waiting(&self) {
+        // Whoever waits says so before it looks at the count, so one of the two sees the other.
+        if self.waiting.load(Ordering::SeqCst) > 0 {
             drop(self.room.lock());
             self.room_made.notify_all();
         }
+    }
+
+    /// Waits until `is_over`, at most until `deadline`.
+    fn wait(&self, deadline: Instant, is_over: impl Fn(&Self) -> bool) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let mut room = self.room.lock();
+        while !is_over(self) {
+            if self.room_made.wait_until(&mut room, deadline).timed_out() {
+                break;
+            }
+        }
+        drop(room);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -292,10 +319,10 @@ impl Port {
             .append_delta(self.turn, &self.output.shared, kind, text)
     }
 
-    /// Replaces the activity frame of the turn that waits, if one does.
+    /// Appends an activity frame, unless the one before it still waits.
     pub fn activity(&self, frame: &Frame<'_>) {
         self.lane
-            .set_activity(self.turn, &self.output.shared, frame);
+            .append_activity(self.turn, &self.output.shared, frame);
     }
 
     /// Appends the last `events` and the terminal frame, and takes nothing of this turn any more.
@@ -307,5 +334,6 @@ impl Port {
     /// Wakes the turn if it waits for room, so that it sees why it should `hurry`.
     pub fn wake(&self) {
         self.lane.wake();
+        self.output.shared.tell_waiting();
     }
 }

@@ -24,14 +24,13 @@ pub(super) fn start(
     let handle = thread::Builder::new()
         .name("writer".into())
         .spawn(move || run(&writer, &on_closed))?;
-    // Set once, here. The thread lives as long as the process: it may stand in a write that the
+    // Nobody has the output yet, so nobody can have missed the thread. It lives as long as the process: it may stand in a write that the
     // parent never takes, so nobody waits for its end; `Output::finish` waits for its work.
     let _ = shared.writer.set(handle.thread().clone());
     Ok(())
 }
 
 fn run(shared: &Shared, on_closed: &dyn Fn()) {
-    // Work may have been queued before this thread was known to those who wake it.
     let mut batch = Vec::new();
     loop {
         shared.work.store(false, Ordering::Release);
@@ -52,7 +51,7 @@ fn run(shared: &Shared, on_closed: &dyn Fn()) {
         }
         shared.write_all(&stdout, &batch);
         drop(stdout);
-        shared.written(batch.len());
+        shared.take_off(batch.len());
         if batch.capacity() > 4 * WRITE_BYTES {
             batch = Vec::new();
         }
@@ -67,7 +66,7 @@ impl Shared {
             *batch = replies;
         }
         if let Some(heartbeat) = self.take_heartbeat() {
-            self.unread.fetch_add(heartbeat.len(), Ordering::Relaxed);
+            self.add(heartbeat.len());
             batch.extend_from_slice(&heartbeat);
         }
         for urgent in [true, false] {
@@ -111,8 +110,7 @@ impl Shared {
             return;
         }
         tracing::warn!(%error, "cannot write to stdout; the parent takes no more frames");
-        drop(self.room.lock());
-        self.room_made.notify_all();
+        self.tell_waiting();
         for lane in self.lanes.lock().values() {
             lane.wake();
         }
@@ -123,7 +121,7 @@ impl Shared {
 /// Writes everything that is queued from the calling thread, if that cannot block; answers whether
 /// it did.
 pub(super) fn try_write(shared: &Shared) -> bool {
-    if shared.unread.load(Ordering::Acquire) > ATOMIC_WRITE_BYTES {
+    if shared.unread() > ATOMIC_WRITE_BYTES {
         return false;
     }
     let Some(stdout) = shared.stdout.try_lock() else {
@@ -150,7 +148,7 @@ pub(super) fn try_write(shared: &Shared) -> bool {
         shared.replies.lock().push_front(rest.to_vec());
     }
     drop(stdout);
-    shared.written(written);
+    shared.take_off(written);
     is_done
 }
 

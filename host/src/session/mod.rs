@@ -3,7 +3,7 @@
 //! May use `output`, `cancel` and `protocol`.
 //!
 //! Invariant: the table's lock is held for bookkeeping and for appending to a lane, which never
-//! waits; never while an agent, a file or a conversation's builder works.
+//! waits; never while an agent or a file is at work. A conversation's lock may be taken under it.
 //! Invariant: a turn's claim on its session and its terminal frame end in one step, so a gateway
 //! that has read the frame is never told `session busy` because of it, and no turn has two.
 
@@ -19,8 +19,8 @@ use turnhost_protocol::process::monotonic_ns;
 use crate::cancel::Cancel;
 use crate::output::{Port, TurnNumber};
 
-pub use conversation::{Conversation, Profile, Setup};
-pub use table::{Closing, Refusal, Sessions, Terminal};
+pub use conversation::{Conversation, Exchange, Profile, Setup};
+pub use table::{AtTheDoor, Closing, Sessions, Terminal};
 
 /// A turn from its admission to its terminal frame.
 pub struct Turn {
@@ -45,11 +45,6 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Notes that a part of it ran.
-    pub fn set_started(&self) {
-        self.started.store(true, Ordering::Release);
-    }
-
     /// Whether a part of it ran.
     #[must_use]
     pub fn is_started(&self) -> bool {

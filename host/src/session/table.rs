@@ -1,5 +1,6 @@
 //! Which sessions are live, and the turn that each has.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,7 +16,7 @@ use turnhost_protocol::limits::{CAPACITY_CODE, CAPACITY_RETRY_MS};
 use turnhost_protocol::process::monotonic_ns;
 use turnhost_protocol::rpc::Event;
 
-use super::{Conversation, Turn};
+use super::{Conversation, Exchange, Setup, Turn};
 use crate::cancel::Cancel;
 use crate::output::{Lane, Output, TurnNumber};
 
@@ -27,6 +28,8 @@ pub struct Sessions {
 
 struct Shared {
     output: Output,
+    /// What conversations begin with.
+    setup: Setup,
     state: Mutex<State>,
     /// A turn got its terminal frame.
     settled: Condvar,
@@ -60,6 +63,15 @@ struct Session {
     generation: Option<i64>,
     /// Answers that are owed once the live turn has ended.
     closing: Vec<RequestId>,
+}
+
+/// What else keeps turns out.
+#[derive(Debug, Clone, Copy)]
+pub struct AtTheDoor {
+    /// As many turns wait as may.
+    pub is_full: bool,
+    /// The end of the process has begun.
+    pub is_draining: bool,
 }
 
 /// Why a turn is not admitted.
@@ -132,12 +144,13 @@ pub enum Closing {
 }
 
 impl Sessions {
-    /// An empty table whose frames go to `output`.
+    /// An empty table whose frames go to `output`; conversations begin with `setup`.
     #[must_use]
-    pub fn new(output: Output) -> Self {
+    pub fn new(output: Output, setup: Setup) -> Self {
         Self {
             shared: Arc::new(Shared {
                 output,
+                setup,
                 state: Mutex::default(),
                 settled: Condvar::new(),
                 live_sessions: AtomicUsize::new(0),
@@ -146,8 +159,7 @@ impl Sessions {
         }
     }
 
-    /// Claims the session of `start` for a turn: SPEC §5.1. `is_full` tells whether too many
-    /// turns wait; `accept` is called with the lane while nobody else can see the turn.
+    /// Claims the session of `start` for a turn: SPEC §5.1. `accept` is called with the lane while nobody else can see the turn.
     ///
     /// # Errors
     /// Why there is no turn; nothing was changed.
@@ -155,7 +167,7 @@ impl Sessions {
         &self,
         start: &TurnStart,
         request_id: &RequestId,
-        is_full: bool,
+        at_the_door: AtTheDoor,
         accept: impl FnOnce(&Arc<Lane>),
     ) -> Result<Arc<Turn>, Refusal> {
         if start.sid.is_empty() {
@@ -189,10 +201,10 @@ impl Sessions {
         {
             return Err(Refusal::Busy);
         }
-        if is_full {
+        if at_the_door.is_full {
             return Err(Refusal::Capacity);
         }
-        if state.draining {
+        if state.draining || at_the_door.is_draining {
             return Err(Refusal::Draining);
         }
 
@@ -200,7 +212,7 @@ impl Sessions {
         if let Some(other) = other {
             state.move_session(&other, &start.sid, &self.shared.output);
         }
-        let session = state.bind(&start.sid, &key, &self.shared.output);
+        let session = state.bind(&start.sid, &key, &self.shared);
         session.generation = session.generation.max(start.queued_prompt_generation);
         let lane = Arc::clone(&session.lane);
         let conversation = Arc::clone(&session.conversation);
@@ -231,16 +243,33 @@ impl Sessions {
         Ok(turn)
     }
 
-    /// Whether a higher generation came after that of `turn`, so that it must not run.
+    /// Whether `turn` may still begin: nobody asked it to end, no higher generation came, and it
+    /// has no terminal frame.
     #[must_use]
-    pub fn is_outdated(&self, turn: &Turn) -> bool {
+    pub fn may_begin(&self, turn: &Turn) -> bool {
+        self.shared.state.lock().may_begin(turn)
+    }
+
+    /// Begins `turn`, if it still may; answers whether it did. From then on parts of it ran.
+    #[must_use]
+    pub fn begin(&self, turn: &Turn) -> bool {
         let state = self.shared.state.lock();
-        let newest = state
-            .sessions
-            .get(&turn.sid)
-            .and_then(|session| session.generation);
-        turn.generation
-            .is_some_and(|own| newest.is_some_and(|newest| own < newest))
+        let may_begin = state.may_begin(turn);
+        if may_begin {
+            turn.started.store(true, Ordering::Release);
+        }
+        may_begin
+    }
+
+    /// Adds what `turn` said to its conversation, unless it was given up; answers whether it did.
+    #[must_use]
+    pub fn keep(&self, turn: &Turn, exchange: Exchange) -> bool {
+        let state = self.shared.state.lock();
+        let is_live = state.is_live(turn);
+        if is_live {
+            turn.conversation.add(exchange);
+        }
+        is_live
     }
 
     /// Asks the turn of `sid` to end. `answer` is called with whether the session is known, before
@@ -288,7 +317,7 @@ impl Sessions {
         let started = turn.is_started();
         let (event, frame) = match terminal {
             Terminal::End { interrupted } => (
-                Some(Event::SessionInfo(&info)),
+                Some(Event::SessionInfo(Box::new(Cow::Borrowed(&info)))),
                 Frame::TurnEnd(TurnEnd {
                     sid,
                     request_id,
@@ -370,7 +399,7 @@ impl Sessions {
         finalize(sid, &session, "session_close");
         for request_id in request_ids {
             let ack = Frame::SessionCloseAck { sid, request_id };
-            self.shared.output.reply_in_order(&session.lane, &ack);
+            self.shared.output.session_reply(&session.lane, &ack);
         }
     }
 
@@ -412,11 +441,7 @@ impl Sessions {
     /// Whether `turn` has no terminal frame yet.
     #[must_use]
     pub fn is_live(&self, turn: &Turn) -> bool {
-        let state = self.shared.state.lock();
-        let session = state.sessions.get(&turn.sid);
-        session
-            .and_then(|session| session.live.as_ref())
-            .is_some_and(|live| live.number == turn.number)
+        self.shared.state.lock().is_live(turn)
     }
 
     /// The sessions that have a turn, sorted.
@@ -476,6 +501,23 @@ impl Sessions {
 }
 
 impl State {
+    fn is_live(&self, turn: &Turn) -> bool {
+        let session = self.sessions.get(&turn.sid);
+        let live = session.and_then(|session| session.live.as_ref());
+        live.is_some_and(|live| live.number == turn.number)
+    }
+
+    fn may_begin(&self, turn: &Turn) -> bool {
+        let newest = self
+            .sessions
+            .get(&turn.sid)
+            .and_then(|session| session.generation);
+        let is_outdated = turn
+            .generation
+            .is_some_and(|own| newest.is_some_and(|newest| own < newest));
+        self.is_live(turn) && !is_outdated && !turn.cancel.is_set()
+    }
+
     fn live_turns(&self) -> Vec<Arc<Turn>> {
         self.sessions
             .values()
@@ -502,12 +544,12 @@ impl State {
     }
 
     /// The session `sid`, showing the conversation `key`; either is made where it is missing.
-    fn bind(&mut self, sid: &str, key: &Arc<str>, output: &Output) -> &mut Session {
+    fn bind(&mut self, sid: &str, key: &Arc<str>, shared: &Shared) -> &mut Session {
         let known = self
             .conversations
             .entry(Arc::clone(key))
             .or_insert_with(|| Known {
-                conversation: Arc::new(Conversation::new(Arc::clone(key))),
+                conversation: Arc::new(Conversation::new(Arc::clone(key), shared.setup.clone())),
                 shown_by: None,
                 last_active: 0.0,
             });
@@ -518,7 +560,7 @@ impl State {
             conversations,
             ..
         } = self;
-        let lane = output.lane(sid);
+        let lane = shared.output.lane(sid);
         let session = sessions
             .entry(Arc::clone(lane.sid()))
             .or_insert_with(|| Session {

@@ -199,9 +199,10 @@ impl<'a> Fields<'a> {
         field: Field,
         text: Option<Cow<'_, str>>,
     ) -> Result<Option<String>, InvalidField> {
+        let max_bytes = limits::max_name_bytes(self.max_frame_bytes);
         if text
             .as_ref()
-            .is_some_and(|text| text.len() > limits::max_name_bytes(self.max_frame_bytes))
+            .is_some_and(|text| json::escaped_len(text) > max_bytes)
         {
             return Err(InvalidField::new(
                 field.name(),

@@ -1,10 +1,12 @@
 //! The frames into the host: SPEC §3.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use serde_json::value::RawValue;
 
 use super::fields::{Field, Fields, InvalidField, text_of};
+use crate::json;
 
 /// A frame into the host, checked.
 #[derive(Debug)]
@@ -82,17 +84,15 @@ impl Prompt {
     /// The text of the prompt: that of its text parts, joined by line feeds.
     #[must_use]
     pub fn to_text(&self) -> String {
-        #[derive(serde::Deserialize)]
-        struct Part {
-            #[serde(default)]
-            text: Option<String>,
-        }
         match self {
             Self::Text(text) => text.clone(),
             Self::Parts(parts) => {
                 let texts: Vec<String> = parts
                     .iter()
-                    .filter_map(|part| serde_json::from_str::<Part>(part.get()).ok()?.text)
+                    .filter_map(|part| {
+                        let text = *json::members(part)?.get("text")?;
+                        text_of(text).map(Cow::into_owned)
+                    })
                     .collect();
                 texts.join("\n")
             }
@@ -101,7 +101,7 @@ impl Prompt {
 }
 
 /// The lease of a session that its gateway holds.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionLease {
     /// Name of the lease.
     pub lease_id: String,
@@ -120,7 +120,7 @@ pub struct TurnStart {
     pub history_version: Option<u64>,
     pub replace_history: bool,
     pub cols: Option<u32>,
-    pub cwd: Option<PathBuf>,
+    pub cwd: Option<String>,
     pub context_cwd_is_launch_artifact: bool,
     pub profile_home: Option<PathBuf>,
     pub model_override: Option<Box<RawValue>>,
@@ -241,7 +241,7 @@ impl TurnStart {
             history_version: fields.integer(Field::HistoryVersion, "a whole number, 0 or more")?,
             replace_history: fields.flag(Field::ReplaceHistory)?,
             cols: fields.integer(Field::Cols, "a number of columns")?,
-            cwd: text(Field::Cwd)?.map(PathBuf::from),
+            cwd: text(Field::Cwd)?,
             context_cwd_is_launch_artifact: fields.flag(Field::ContextCwdIsLaunchArtifact)?,
             profile_home: text(Field::ProfileHome)?.map(PathBuf::from),
             model_override: fields.text_or_object(Field::ModelOverride)?,
@@ -269,7 +269,7 @@ fn generation(fields: &Fields<'_>) -> Result<Option<i64>, InvalidField> {
 }
 
 fn params(fields: &Fields<'_>) -> Option<Box<RawValue>> {
-    fields.raw(Field::Params).map(crate::json::on_one_line)
+    fields.raw(Field::Params).map(json::on_one_line)
 }
 
 /// `text`, else `prompt`; a turn without either has an empty prompt.
@@ -293,7 +293,7 @@ fn prompt(fields: &Fields<'_>) -> Result<Prompt, InvalidField> {
         ));
     }
     Ok(Prompt::Parts(
-        parts.into_iter().map(crate::json::on_one_line).collect(),
+        parts.into_iter().map(json::on_one_line).collect(),
     ))
 }
 
@@ -301,14 +301,16 @@ fn session_lease(fields: &Fields<'_>) -> Result<Option<SessionLease>, InvalidFie
     let Some(raw) = fields.raw(Field::ActiveSessionLease) else {
         return Ok(None);
     };
-    // A derived struct would take a list too.
-    let lease = if raw.get().starts_with('{') {
-        serde_json::from_str(raw.get()).ok()
-    } else {
-        None
+    let read = |raw| {
+        let members = json::members(raw)?;
+        let text = |name| text_of(members.get(name)?).map(Cow::into_owned);
+        Some(SessionLease {
+            lease_id: text("lease_id")?,
+            session_id: text("session_id")?,
+        })
     };
     let expected = "an object with the texts lease_id and session_id";
-    lease.map(Some).ok_or(InvalidField::new(
+    read(raw).map(Some).ok_or(InvalidField::new(
         Field::ActiveSessionLease.name(),
         expected,
     ))
@@ -421,7 +423,7 @@ mod tests {
             "t"
         );
         assert_eq!(text(r#"{"type":"turn.start","text":null}"#), "");
-        let parts = r#"[{"type":"text","text":"a"},{"type":"image_url"},{"text":"b"}]"#;
+        let parts = r#"[{"type":"text","text":"x","text":"a"},{"type":"image_url"},{"text":"b"}]"#;
         assert_eq!(
             text(&format!(r#"{{"type":"turn.start","prompt":{parts}}}"#)),
             "a\nb"

@@ -7,6 +7,7 @@ pub mod fields;
 pub mod input;
 pub mod output;
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
@@ -38,16 +39,26 @@ impl RequestId {
         Self(quoted.unwrap_or_else(|_| RawValue::NULL.to_owned()))
     }
 
-    /// Its JSON text, which also tells two ids apart.
+    /// Its JSON text.
     #[must_use]
     pub fn as_json(&self) -> &str {
         self.0.get()
     }
+
+    /// What tells it from others: a text without its escapes, any other value as it is written.
+    fn meaning(&self) -> (bool, Cow<'_, str>) {
+        match fields::text_of(&self.0) {
+            Some(text) => (true, text),
+            None => (false, Cow::Borrowed(self.as_json())),
+        }
+    }
 }
 
+/// Two ids are the same when a gateway that parses them finds the same: escapes in a text do not
+/// matter.
 impl PartialEq for RequestId {
     fn eq(&self, other: &Self) -> bool {
-        self.as_json() == other.as_json()
+        self.as_json() == other.as_json() || self.meaning() == other.meaning()
     }
 }
 
@@ -55,7 +66,7 @@ impl Eq for RequestId {}
 
 impl std::hash::Hash for RequestId {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.as_json().hash(state);
+        self.meaning().hash(state);
     }
 }
 
@@ -68,5 +79,22 @@ impl fmt::Debug for RequestId {
 impl Serialize for RequestId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.serialize(serializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_compared_by_their_meaning() {
+        let id = |json: &str| RequestId::new(&serde_json::from_str::<Box<RawValue>>(json).unwrap());
+        assert_eq!(id(r#""\u0061""#), id(r#""a""#));
+        assert_ne!(id("1"), id(r#""1""#));
+        assert_ne!(id("1"), id("1.0"));
+        assert_eq!(
+            std::collections::HashSet::from([id(r#""\u0061""#), id(r#""a""#)]).len(),
+            1
+        );
     }
 }

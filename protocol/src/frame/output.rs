@@ -254,6 +254,8 @@ pub enum Output<'a> {
     SessionListAck {
         request_id: &'a RequestId,
         sessions: &'a [SessionLine],
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        truncated: bool,
     },
     #[serde(rename = "session.resume.ack")]
     SessionResumeAck {
@@ -324,30 +326,40 @@ pub fn shown(path: &Path) -> Cow<'_, str> {
 
 impl Output<'_> {
     /// Appends the frame as one line to `into`. A frame of more than `max_bytes` (line end not
-    /// counted) is cut where it has text to cut, and says so: SPEC §2.
+    /// counted) is cut where it has something to cut, and says so: SPEC §2.
     pub fn encode(&self, max_bytes: usize, into: &mut Vec<u8>) {
-        let start = into.len();
-        self.write_line(into);
-        let length = into.len() - start - 1;
-        if length > max_bytes {
-            into.truncate(start);
-            self.clone().shorter(length - max_bytes).write_line(into);
+        let length = self.write_line(into);
+        if length <= max_bytes {
+            return;
+        }
+        let mut frame = self.clone();
+        let mut length = length;
+        // Each round takes at least what is too much, unless the frame has less to give.
+        for _ in 0..MAX_CUTS {
+            into.truncate(into.len() - (length + 1));
+            frame = frame.shorter(length - max_bytes);
+            length = frame.write_line(into);
+            if length <= max_bytes {
+                return;
+            }
         }
     }
 
-    fn write_line(&self, into: &mut Vec<u8>) {
+    /// Appends the frame; answers its bytes without the line end.
+    fn write_line(&self, into: &mut Vec<u8>) -> usize {
         let start = into.len();
         // Writing into memory cannot fail, and neither can our own Serialize impls: every map key
-        // is text. Should one ever, the frame is left out rather than torn.
+        // and every path is text. Should one ever, the frame is left out rather than torn.
         if serde_json::to_writer(&mut *into, self).is_err() {
             into.truncate(start);
-            return;
+            return 0;
         }
         // Each frame is an object: its time goes before the closing brace.
         into.pop();
         into.extend_from_slice(b",\"host_ns\":");
         into.extend_from_slice(itoa::Buffer::new().format(monotonic_ns()).as_bytes());
         into.extend_from_slice(b"}\n");
+        into.len() - start - 1
     }
 
     /// The same, shorter by at least `bytes` where it holds something that may be cut.
@@ -361,12 +373,33 @@ impl Output<'_> {
             Self::TurnError(TurnError { message, .. })
             | Self::RespondError { message, .. }
             | Self::ControlError { message, .. }
-            | Self::Error { message, .. } => cut(message, bytes),
+            | Self::Error { message, .. } => cut(message.to_mut(), bytes),
+            Self::Hello(hello) => {
+                for path in [&mut hello.cwd, &mut hello.hermes_home, &mut hello.home] {
+                    cut(path.to_mut(), bytes / 2);
+                }
+            }
+            Self::SessionListAck {
+                sessions,
+                truncated,
+                ..
+            } => {
+                *sessions = &sessions[..sessions.len() / 2];
+                *truncated = true;
+            }
+            Self::IdleVerdict { verdict, .. } => {
+                if let Some(Some(detail)) = &mut verdict.detail {
+                    cut(detail, bytes);
+                }
+            }
             _ => {}
         }
         self
     }
 }
+
+/// How often a frame is cut before it goes out as it is. A list of sessions is halved each time.
+const MAX_CUTS: usize = 24;
 
 /// Appends a delta as one line: what [`Output::encode`] would write for it, with the head that is
 /// the same for all deltas of a kind in a session made once by [`delta_head`].

@@ -11,6 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
+use turnhost_protocol::file::read_text;
+use turnhost_protocol::limits::MAX_SCRIPT_FILE_BYTES;
 
 use super::{Agent, AgentError, Answer, InvalidPrompt, Run, Stage, Task};
 use steps::{Step, Steps};
@@ -49,7 +51,8 @@ impl ScriptAgent {
                     path: path.display().to_string(),
                     message,
                 };
-                let text = std::fs::read_to_string(path).map_err(|why| error(why.to_string()))?;
+                let text =
+                    read_text(path, MAX_SCRIPT_FILE_BYTES).map_err(|why| error(why.to_string()))?;
                 let turns = steps::parse_file(&text, allow_faults).map_err(error)?;
                 Ok(ScriptFile {
                     turns,
@@ -60,21 +63,30 @@ impl ScriptAgent {
         Ok(Self { file, allow_faults })
     }
 
-    fn steps(&self, prompt: &str) -> Result<Steps, InvalidPrompt> {
+    fn plan(&self, prompt: String) -> Result<Plan, InvalidPrompt> {
         if let Some(list) = prompt.strip_prefix(MARK)
             && (list.is_empty() || list.starts_with(char::is_whitespace))
         {
             return steps::parse_list(list, self.allow_faults)
+                .map(Plan::Steps)
                 .map_err(|message| InvalidPrompt(format!("{MARK}: {message}")));
         }
         Ok(match &self.file {
             Some(file) => {
                 let turn = file.next.fetch_add(1, Ordering::Relaxed);
-                file.turns[turn.min(file.turns.len() - 1)].clone()
+                Plan::Steps(file.turns[turn.min(file.turns.len() - 1)].clone())
             }
-            None => steps::echo(prompt),
+            None => Plan::Echo(prompt),
         })
     }
+}
+
+/// What a turn does.
+#[derive(Debug, PartialEq)]
+enum Plan {
+    Steps(Steps),
+    /// Streams the prompt word by word; joined, the deltas are the prompt.
+    Echo(String),
 }
 
 impl Agent for ScriptAgent {
@@ -83,15 +95,23 @@ impl Agent for ScriptAgent {
     }
 
     fn prepare(&self, task: &Task) -> Result<Run, InvalidPrompt> {
-        let steps = self.steps(&task.prompt.to_text())?;
-        Ok(Box::new(move |stage| {
-            let mut player = Player {
-                stage,
-                last: Value::Null,
-                said: None,
-            };
-            player.play(&steps)?;
-            Ok(Answer { text: player.said })
+        let plan = self.plan(task.prompt.to_text())?;
+        Ok(Box::new(move |stage| match plan {
+            Plan::Echo(prompt) => {
+                for word in steps::words(&prompt) {
+                    stage.delta(word)?;
+                }
+                Ok(Answer::default())
+            }
+            Plan::Steps(steps) => {
+                let mut player = Player {
+                    stage,
+                    last: Value::Null,
+                    said: None,
+                };
+                player.play(&steps)?;
+                Ok(Answer { text: player.said })
+            }
         }))
     }
 }
@@ -144,8 +164,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    /// Runs `lists` at once. The first failure in their order is that of the step; a panic in one
-    /// is a panic of the turn.
+    /// Runs `lists` at once. The first failure or panic in their order is that of the step.
     fn parallel(&mut self, lists: &[Steps]) -> Result<(), AgentError> {
         let stage = self.stage;
         let outcomes: Vec<_> = thread::scope(|scope| {
@@ -166,15 +185,17 @@ impl Player<'_> {
                         })
                 })
                 .collect();
-            parts
-                .into_iter()
-                .map(|part| match part {
-                    Ok(part) => part.join(),
-                    Err(error) => Ok(Err(AgentError::Failed(format!(
-                        "cannot start a thread for a parallel list: {error}"
-                    )))),
-                })
-                .collect()
+            stage.join(|| {
+                parts
+                    .into_iter()
+                    .map(|part| match part {
+                        Ok(part) => part.join(),
+                        Err(error) => Ok(Err(AgentError::Failed(format!(
+                            "cannot start a thread for a parallel list: {error}"
+                        )))),
+                    })
+                    .collect()
+            })
         });
         let mut results = Vec::with_capacity(outcomes.len());
         for outcome in outcomes {
@@ -203,13 +224,23 @@ mod tests {
 
     #[test]
     fn steps_come_from_the_prompt_the_file_or_the_echo() {
-        let count =
-            |agent: &ScriptAgent, prompt: &str| agent.steps(prompt).map(|steps| steps.len());
+        let plan = |agent: &ScriptAgent, prompt: &str| match agent.plan(prompt.to_owned()) {
+            Ok(Plan::Steps(steps)) => format!("{} steps", steps.len()),
+            Ok(Plan::Echo(prompt)) => format!("echo {prompt}"),
+            Err(error) => error.to_string(),
+        };
         let echo = ScriptAgent::new(None, false).unwrap();
-        assert_eq!(count(&echo, "one two  three"), Ok(3));
-        assert_eq!(count(&echo, "!scripted"), Ok(1));
-        assert_eq!(count(&echo, r#"!script [{"say":"x"}]"#), Ok(1));
-        assert!(count(&echo, "!script").is_err() && count(&echo, "!script {}").is_err());
+        assert_eq!(plan(&echo, "one two"), "echo one two");
+        assert_eq!(plan(&echo, "!scripted"), "echo !scripted");
+        assert_eq!(plan(&echo, r#"!script [{"say":"x"}]"#), "1 steps");
+        assert_eq!(
+            plan(&echo, "!script"),
+            "!script: needs a JSON list of steps"
+        );
+        assert_eq!(
+            plan(&echo, "!script {}"),
+            "!script: needs a JSON list of steps"
+        );
 
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("script.json");
@@ -219,8 +250,8 @@ mod tests {
         )
         .unwrap();
         let file = ScriptAgent::new(Some(&path), false).unwrap();
-        let seen = [1, 2, 2].map(|_| count(&file, "x y z").unwrap());
-        assert_eq!(seen, [1, 2, 2]);
-        assert_eq!(count(&file, "!script []"), Ok(0));
+        let seen = [1, 2, 3].map(|_| plan(&file, "x y z"));
+        assert_eq!(seen, ["1 steps", "2 steps", "2 steps"]);
+        assert_eq!(plan(&file, "!script []"), "0 steps");
     }
 }

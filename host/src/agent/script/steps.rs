@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
+use turnhost_protocol::limits::MAX_SCRIPT_BYTES;
 
 /// Lists in one `parallel`, and lists in all `parallel`s of a turn: each is a thread.
 const MAX_PARALLEL: usize = 64;
@@ -45,25 +46,20 @@ pub enum Step {
 const NAMES: &str = "delta, deltas, reasoning, sleep_ms, stuck_ms, tool, ask, parallel, say, fail, \
                      panic, abort, exit";
 
-/// Echoes `prompt` word by word; joined, the deltas are the prompt.
-pub fn echo(prompt: &str) -> Steps {
-    let mut steps = Vec::new();
-    let mut rest = prompt;
-    while !rest.is_empty() {
-        // A word with the space behind it.
-        let word = rest
-            .find(|letter: char| !letter.is_whitespace())
-            .unwrap_or(rest.len());
-        let word_end = rest[word..]
-            .find(char::is_whitespace)
+/// The words of `text`, each with the space behind it; joined they are `text`.
+pub fn words(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let is_space = |letter: char| letter.is_whitespace();
+        let word = rest.find(|letter| !is_space(letter)).unwrap_or(rest.len());
+        let space = rest[word..]
+            .find(is_space)
             .map_or(rest.len(), |at| word + at);
-        let end = rest[word_end..]
-            .find(|letter: char| !letter.is_whitespace())
-            .map_or(rest.len(), |at| word_end + at);
-        steps.push(Step::Delta(rest[..end].to_owned()));
-        rest = &rest[end..];
-    }
-    steps.into()
+        let behind = rest[space..].find(|letter| !is_space(letter));
+        let (found, others) = rest.split_at(behind.map_or(rest.len(), |at| space + at));
+        rest = others;
+        (!found.is_empty()).then_some(found)
+    })
 }
 
 /// The lists of a script file: `{"turns": [[step…]…]}`.
@@ -107,6 +103,12 @@ pub fn parse_file(text: &str, allow_faults: bool) -> Result<Vec<Steps>, String> 
 pub fn parse_list(text: &str, allow_faults: bool) -> Result<Steps, String> {
     if text.trim().is_empty() {
         return Err("needs a JSON list of steps".into());
+    }
+    if text.len() > MAX_SCRIPT_BYTES {
+        return Err(format!(
+            "has {} bytes, more than {MAX_SCRIPT_BYTES}",
+            text.len()
+        ));
     }
     let list = serde_json::from_str(text).map_err(|error| format!("no JSON list: {error}"))?;
     Reader {
@@ -281,18 +283,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_echo_keeps_every_character() {
-        for prompt in ["", "hello from  here\n", " lead", "ünï\u{2003}x", "one"] {
-            let words: Vec<String> = echo(prompt)
-                .iter()
-                .map(|step| match step {
-                    Step::Delta(text) => text.clone(),
-                    other => panic!("{other:?}"),
-                })
-                .collect();
-            assert_eq!(words.concat(), prompt);
-            assert!(words.len() >= prompt.split_whitespace().count());
-        }
+    fn words_keep_every_character() {
+        let check = |text: &str, expected: &[&str]| {
+            assert_eq!(words(text).collect::<Vec<_>>(), expected);
+        };
+        check("", &[]);
+        check("one", &["one"]);
+        check("hello from  here\n", &["hello ", "from  ", "here\n"]);
+        check(" lead", &[" lead"]);
+        check(" \t", &[" \t"]);
+        check("ünï\u{2003}x", &["ünï\u{2003}", "x"]);
     }
 
     #[test]
