@@ -540,3 +540,17 @@ fn status_shows_who_uses_the_home() {
     gateway.exit();
     assert_eq!(status(gateway.home())["state"], "stopped");
 }
+
+#[test]
+fn no_host_takes_frames_without_a_record() {
+    let how = Supervision::of_fake(&[]).args(["--registry", "/proc/no/record.json"]);
+    let mut gateway = Gateway::spawn(how);
+    gateway.send(&turn("s", "t", "x"));
+    assert_eq!(gateway.answer("t")["execution_state"], "not_started");
+    assert_eq!(gateway.exit(), Exit::Code(69));
+    assert!(
+        gateway.stderr().contains("cannot register the host"),
+        "{}",
+        gateway.stderr()
+    );
+}
