@@ -105,11 +105,17 @@ fn a_crash_answers_everything_once() {
 
 #[test]
 fn an_interrupt_that_a_crash_leaves_open_gets_an_error() {
-    let mut gateway = Gateway::start(Supervision::of_fake(&[]));
-    // The host is stopped, so the pipe keeps what is sent.
+    let short = Supervision::of_fake(&[]).args(["--max-frame-bytes", "1024"]);
+    let mut gateway = Gateway::start(short);
+    // The host does not read, so the pipe keeps what is sent.
     gateway.fake("stop reading");
     gateway.send(&interrupt("s1", "i1"));
     gateway.send(&turn("s1", "t1", "x"));
+    // The supervisor answers these itself: by the second one what came before was written.
+    for id in ["long1", "long2"] {
+        let answer = gateway.ask(&json!({"type": "x", "request_id": id, "y": "y".repeat(2_000)}));
+        assert_eq!(answer["code"], "frame_too_large");
+    }
     let pid = gateway.host_pid(1);
     kill(pid);
     assert_eq!(gateway.answer("i1")["type"], "error");
