@@ -552,6 +552,24 @@ fn a_turn_right_behind_a_shutdown_is_refused() {
 }
 
 #[test]
+fn no_wait_at_all_still_tells_how_a_turn_ended() {
+    for _ in 0..20 {
+        let mut host = Host::start(Options::new());
+        host.send(&script_turn("live", "r", &held()));
+        host.wait_started("r");
+        host.send(&shutdown("bye", 0));
+        assert_eq!(host.exit(), Exit::Code(0));
+        assert_eq!(host.answer("bye").kind(), "shutdown.ack");
+        let ends = host
+            .frames_with_id("r")
+            .iter()
+            .filter(|frame| frame.is_terminal())
+            .count();
+        assert_eq!(ends, 1);
+    }
+}
+
+#[test]
 fn a_parent_that_hangs_up_unread_does_not_keep_the_host() {
     let mut host = Host::start(Options::new());
     host.stop_reading();

@@ -719,6 +719,23 @@ fn a_turn_waits_only_when_no_worker_is_free() {
 }
 
 #[test]
+fn without_a_queue_turns_run_while_workers_are_free() {
+    let host = Host::start(two_workers().args(["--max-queued-turns", "0"]));
+    for number in 0..20 {
+        let id = format!("r{number}");
+        assert_eq!(host.ask(&turn("s", &id, "x")).kind(), "turn.end");
+        // Its worker may still be on the way back.
+        host.wait_quiet();
+    }
+    hold_both(&host, &held());
+    check_refused(&host.ask(&turn("s", "no", "x")), "capacity", "");
+    host.ask(&interrupt("hold1", "i"));
+    host.answer("hold1");
+    host.wait_quiet();
+    assert_eq!(host.ask(&turn("s", "yes", "x")).kind(), "turn.end");
+}
+
+#[test]
 fn a_request_id_that_is_live_may_be_written_otherwise() {
     let host = Host::start(Options::new());
     let start = |sid: &str, id: &str, steps: &Value| {
