@@ -19,7 +19,7 @@ use turnhost_protocol::limits;
 use crate::binary;
 use crate::frame::Frame;
 use crate::options::Options;
-use crate::pipes::{self, Shared};
+use crate::pipes::{self, Check, Shared};
 
 /// After this long a wait has failed. It is far beyond what a loaded machine needs.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -81,6 +81,9 @@ impl Host {
         if let Some(seconds) = &options.heartbeat_secs {
             command.args(["--heartbeat-secs", seconds]);
         }
+        if let Some(cwd) = &options.cwd {
+            command.current_dir(cwd);
+        }
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut child = command
             .args(options.args)
@@ -94,8 +97,11 @@ impl Host {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the host can be started");
-        let max_frame_bytes = options.max_frame_bytes.unwrap_or(limits::MAX_FRAME_BYTES);
-        let (shared, input, threads) = pipes::start(&mut child, max_frame_bytes);
+        let check = Check {
+            max_frame_bytes: options.max_frame_bytes.unwrap_or(limits::MAX_FRAME_BYTES),
+            forgets_deltas: options.forgets_deltas,
+        };
+        let (shared, input, threads) = pipes::start(&mut child, check);
         let child_pid = Pid::from_child(&child);
         Self {
             home,
@@ -166,6 +172,15 @@ impl Host {
     /// Closes stdin after what was sent.
     pub fn close_stdin(&mut self) {
         self.shared.lock().note("→", b"(stdin closed)");
+        self.input = None;
+    }
+
+    /// Closes stdin at once: what its pipe has not taken is lost.
+    pub fn hang_up(&mut self) {
+        self.shared.change(|state| {
+            state.note("→", b"(hung up)");
+            state.hung_up = true;
+        });
         self.input = None;
     }
 
@@ -364,7 +379,12 @@ impl Host {
     /// Its log file so far; empty where there is none.
     #[must_use]
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.home.join("logs/turnhost.log")).unwrap_or_default()
+        let path = self.home.join("logs/turnhost.log");
+        // Reading a pipe or a device might never end.
+        if !std::fs::metadata(&path).is_ok_and(|facts| facts.is_file()) {
+            return String::new();
+        }
+        std::fs::read_to_string(path).unwrap_or_default()
     }
 
     /// The sessions that its log says were finalized, each with its `end_reason`, sorted.
@@ -467,7 +487,7 @@ impl Drop for Host {
             let _ = rustix::process::kill_process_group(self.child_pid(), Signal::KILL);
         }
         let _ = self.child.wait();
-        self.input = None;
+        self.hang_up();
         self.read_on();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() && !thread::panicking() {

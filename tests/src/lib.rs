@@ -21,6 +21,9 @@ pub use gateway::{Gateway, Supervision};
 pub use host::Host;
 pub use options::Options;
 
+use std::path::Path;
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::{Value, json};
 
 /// A `turn.start` with the given prompt, under the key that the `sid` is by default.
@@ -51,4 +54,13 @@ pub fn interrupt(sid: &str, request_id: &str) -> Value {
 #[must_use]
 pub fn probe(request_id: &str) -> Value {
     json!({"type": "probe", "request_id": request_id})
+}
+
+/// Makes a named pipe, which lets whoever opens or reads it wait for another end.
+///
+/// # Panics
+/// There is no room for it.
+pub fn make_pipe(path: &Path) {
+    let mode = Mode::RUSR | Mode::WUSR;
+    mknodat(CWD, path, FileType::Fifo, mode, 0).expect("a folder takes a pipe");
 }

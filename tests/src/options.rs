@@ -9,10 +9,12 @@ pub struct Options {
     pub(crate) args: Vec<OsString>,
     pub(crate) env: Vec<(OsString, OsString)>,
     pub(crate) home: Option<PathBuf>,
+    pub(crate) cwd: Option<PathBuf>,
     pub(crate) without_home_flag: bool,
     pub(crate) shell: Option<String>,
     pub(crate) max_frame_bytes: Option<usize>,
     pub(crate) heartbeat_secs: Option<String>,
+    pub(crate) forgets_deltas: bool,
 }
 
 impl Options {
@@ -57,6 +59,13 @@ impl Options {
         self
     }
 
+    /// Starts the host in `cwd`.
+    #[must_use]
+    pub fn cwd(mut self, cwd: impl Into<PathBuf>) -> Self {
+        self.cwd = Some(cwd.into());
+        self
+    }
+
     /// Leaves `--home` out: the environment tells the home.
     #[must_use]
     pub fn without_home_flag(mut self) -> Self {
@@ -69,6 +78,13 @@ impl Options {
     pub fn max_frame_bytes(mut self, bytes: usize) -> Self {
         self.max_frame_bytes = Some(bytes);
         self.args(["--max-frame-bytes".to_owned(), bytes.to_string()])
+    }
+
+    /// Checks deltas but does not keep them, for a test that causes millions.
+    #[must_use]
+    pub fn forget_deltas(mut self) -> Self {
+        self.forgets_deltas = true;
+        self
     }
 
     /// Lets a shell start the host, which is then no child of the test. `script` finds the host's

@@ -2,12 +2,15 @@
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionbio;
 
 use crate::frame::{Frame, Order};
 
@@ -16,6 +19,19 @@ const SHOWN_BYTES: usize = 400;
 
 /// Lines that a report shows.
 const SHOWN_LINES: usize = 300;
+
+/// How often a thread that cannot write looks whether it still should.
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
+};
+
+/// What is done with the lines of a host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Check {
+    pub(crate) max_frame_bytes: usize,
+    pub(crate) forgets_deltas: bool,
+}
 
 /// What came through the pipes so far.
 #[derive(Debug, Default)]
@@ -32,6 +48,7 @@ pub(crate) struct State {
     pub(crate) transcript: VecDeque<String>,
     pub(crate) stderr: Vec<u8>,
     pub(crate) bytes_sent: u64,
+    pub(crate) hung_up: bool,
     pub(crate) reading_stopped: bool,
     pub(crate) closing_output: bool,
     pub(crate) output_ended: bool,
@@ -87,7 +104,7 @@ impl State {
         self.transcript.push_back(entry);
     }
 
-    fn take(&mut self, mut line: Vec<u8>, max_frame_bytes: usize) -> Result<(), String> {
+    fn take(&mut self, mut line: Vec<u8>, check: Check) -> Result<(), String> {
         if line.pop_if(|last| *last == b'\n').is_none() {
             return if self.may_tear {
                 Ok(())
@@ -95,13 +112,18 @@ impl State {
                 Err("a line ends".into())
             };
         }
-        if line.len() > max_frame_bytes {
-            return Err(format!("a line has at most {max_frame_bytes} bytes"));
+        if line.len() > check.max_frame_bytes {
+            return Err(format!(
+                "a line has at most {} bytes",
+                check.max_frame_bytes
+            ));
         }
         let line = String::from_utf8(line).map_err(|_| "a line is UTF-8")?;
         let frame = Frame::parse(line)?;
         let order = self.order.check(&frame);
-        self.frames.push(Arc::new(frame));
+        if !(check.forgets_deltas && frame.event() == Some("message.delta")) {
+            self.frames.push(Arc::new(frame));
+        }
         order
     }
 }
@@ -110,7 +132,7 @@ impl State {
 /// dropping the sender closes that.
 pub(crate) fn start(
     child: &mut Child,
-    max_frame_bytes: usize,
+    check: Check,
 ) -> (Arc<Shared>, Sender<Vec<u8>>, Vec<JoinHandle<()>>) {
     let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
@@ -123,7 +145,7 @@ pub(crate) fn start(
             write_input(shared, stdin, &lines);
         }),
         start_thread("host stdout", &shared, move |shared| {
-            read_output(shared, stdout, max_frame_bytes);
+            read_output(shared, stdout, check);
         }),
         start_thread("host stderr", &shared, |shared| read_log(shared, stderr)),
     ];
@@ -143,10 +165,20 @@ fn start_thread(
 }
 
 fn write_input(shared: &Shared, mut stdin: ChildStdin, lines: &Receiver<Vec<u8>>) {
+    // Only this end: the host's has a description of its own.
+    ioctl_fionbio(&stdin, true).expect("a pipe can be made non-blocking");
     for bytes in lines {
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
+            if shared.lock().hung_up {
+                return;
+            }
             match stdin.write(rest) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let mut fds = [PollFd::new(&stdin, PollFlags::OUT)];
+                    // Whatever came of it shows at the next write.
+                    let _ = poll(&mut fds, Some(&LOOK));
+                }
                 Ok(count) => {
                     rest = &rest[count..];
                     shared.change(|state| state.bytes_sent += count as u64);
@@ -158,7 +190,7 @@ fn write_input(shared: &Shared, mut stdin: ChildStdin, lines: &Receiver<Vec<u8>>
     }
 }
 
-fn read_output(shared: &Shared, stdout: ChildStdout, max_frame_bytes: usize) {
+fn read_output(shared: &Shared, stdout: ChildStdout, check: Check) {
     let mut stdout = BufReader::with_capacity(64 * 1024, stdout);
     loop {
         let mut state = shared.lock();
@@ -178,7 +210,7 @@ fn read_output(shared: &Shared, stdout: ChildStdout, max_frame_bytes: usize) {
         }
         shared.change(|state| {
             state.note("←", &line);
-            if let Err(fault) = state.take(line, max_frame_bytes) {
+            if let Err(fault) = state.take(line, check) {
                 let frame = state.transcript.back().cloned().unwrap_or_default();
                 state.faults.push(format!("{fault}: {frame}"));
             }

@@ -6,8 +6,9 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use serde_json::json;
 use turnhost_tests::host::Exit;
-use turnhost_tests::{Host, Options, probe, turn};
+use turnhost_tests::{Host, Options, make_pipe, probe, script_turn, turn};
 
 /// Checks that a host does not start: its exit code, no frame, one line for the user that holds
 /// `parts`.
@@ -321,4 +322,62 @@ fn the_log_level_is_chosen() {
     assert!(!quiet.stderr().contains("session finalized"));
     let plain = check_works(Host::start(Options::new()));
     assert!(plain.stderr().contains("session finalized"));
+}
+
+#[test]
+fn a_log_that_is_a_pipe_is_a_warning() {
+    for has_reader in [false, true] {
+        let home = tempfile::tempdir().expect("a temporary folder");
+        let log = home.path().join("logs/turnhost.log");
+        fs::create_dir(home.path().join("logs")).expect("a folder");
+        make_pipe(&log);
+        // Open for both, which does not wait for another end. It is never read.
+        let mut open = fs::OpenOptions::new();
+        let _reader = has_reader.then(|| open.read(true).write(true).open(&log).expect("a pipe"));
+        let mut host = Host::start(Options::with_faults().home(home.path()));
+        // More than a pipe holds is logged.
+        let steps = json!([{"panic": "0123456789".repeat(100)}]);
+        for number in 0..100 {
+            host.ask(&script_turn("s", &format!("r{number}"), &steps));
+        }
+        assert_eq!(host.ask(&turn("s", "r", "x")).kind(), "turn.end");
+        host.close_stdin();
+        assert_eq!(host.exit(), Exit::Code(0), "with a reader: {has_reader}");
+        let shown = log.to_str().expect("UTF-8");
+        assert!(host.stderr().contains(shown), "{}", host.stderr());
+    }
+}
+
+#[test]
+fn a_config_that_is_a_pipe_is_refused() {
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let config = home.path().join("config.yaml");
+    make_pipe(&config);
+    let shown = config.to_str().expect("UTF-8");
+    check_refused(Options::new().home(home.path()), 2, &[shown]);
+}
+
+#[test]
+fn a_profile_whose_config_is_a_pipe_costs_its_turn() {
+    let profile = tempfile::tempdir().expect("a temporary folder");
+    let config = profile.path().join("config.yaml");
+    make_pipe(&config);
+    let host = Host::start(Options::new());
+    for number in 0..10 {
+        // More of them than there are workers.
+        let id = format!("r{number}");
+        let mut frame = turn(&id, &id, "x");
+        frame["profile_home"] = json!(profile.path());
+        host.send(&frame);
+    }
+    assert_eq!(host.ask(&turn("other", "other", "x")).kind(), "turn.end");
+    for number in 0..10 {
+        let error = host.answer(&format!("r{number}"));
+        assert_eq!(error.kind(), "turn.error", "{}", error.line());
+        let message = error["message"].as_str().unwrap_or_default();
+        assert!(
+            message.contains(config.to_str().expect("UTF-8")),
+            "{message}"
+        );
+    }
 }

@@ -533,3 +533,87 @@ fn a_kill_is_seen_as_one() {
     host.signal(Signal::KILL);
     assert_eq!(host.exit(), Exit::Signal(Signal::KILL.as_raw()));
 }
+
+#[test]
+fn a_turn_right_behind_a_shutdown_is_refused() {
+    for is_busy in [false, true].repeat(10) {
+        let mut host = Host::start(Options::new());
+        if is_busy {
+            host.send(&script_turn("live", "live", &held()));
+            host.wait_started("live");
+        }
+        let (end, late) = (shutdown("bye", 400), turn("late", "late", "x"));
+        host.send_raw(format!("{end}\n{late}\n"));
+        assert_eq!(host.exit(), Exit::Code(0));
+        assert_eq!(host.answer("bye").kind(), "shutdown.ack");
+        check_given_up(&host, "late", "not_started");
+        assert_eq!(host.frames_with_id("late").len(), 1, "it was not accepted");
+    }
+}
+
+#[test]
+fn no_wait_at_all_still_tells_how_a_turn_ended() {
+    for _ in 0..20 {
+        let mut host = Host::start(Options::new());
+        host.send(&script_turn("live", "r", &held()));
+        host.wait_started("r");
+        host.send(&shutdown("bye", 0));
+        assert_eq!(host.exit(), Exit::Code(0));
+        assert_eq!(host.answer("bye").kind(), "shutdown.ack");
+        let ends = host
+            .frames_with_id("r")
+            .iter()
+            .filter(|frame| frame.is_terminal())
+            .count();
+        assert_eq!(ends, 1);
+    }
+}
+
+#[test]
+fn a_parent_that_hangs_up_unread_does_not_keep_the_host() {
+    let mut host = Host::start(Options::new());
+    host.stop_reading();
+    for number in 0..12_000 {
+        host.send(&probe(&format!("{number:0>8000}")));
+    }
+    host.wait_quiet();
+    // The reader stands still, with input of this parent before it. It looks each second whether
+    // the parent is there, and the end of input then has its 2 s.
+    let start = Instant::now();
+    host.hang_up();
+    host.exit();
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(15), "{took:?}");
+}
+
+#[test]
+fn a_signal_that_the_parent_had_blocked_ends_the_host() {
+    // A mask is inherited.
+    let blocked = r#"exec python3 -c '
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+os.execv(sys.argv[1], sys.argv[1:])' "$@" <&3 3<&-"#;
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut host = Host::start(Options::new().shell(blocked));
+        host.ask(&turn("s", "r", "x"));
+        host.signal(signal);
+        assert_eq!(host.exit(), Exit::Code(0), "{signal:?}");
+        assert_eq!(host.finalized(), sessions(&[("s", "compute_host_sigterm")]));
+    }
+}
+
+#[test]
+fn a_hangup_that_was_ignored_at_the_start_ends_nothing() {
+    let nohup = r#"trap "" HUP; exec "$@" <&3 3<&-"#;
+    let mut host = Host::start(Options::new().shell(nohup));
+    host.ask(&turn("s", "r", "x"));
+    for number in 0..3 {
+        host.signal(Signal::HUP);
+        // It would take no turn if it had begun to end.
+        host.wait_quiet();
+        let id = format!("r{number}");
+        assert_eq!(host.ask(&turn("s", &id, "x")).kind(), "turn.end");
+    }
+    host.signal(Signal::TERM);
+    assert_eq!(host.exit(), Exit::Code(0));
+}

@@ -1,9 +1,14 @@
 //! SPEC §3 and §4: the frames into the host and what each is answered, the frames out of it and
 //! their fields.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::thread;
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use turnhost_protocol::process::monotonic_ns;
-use turnhost_tests::{Host, Options, interrupt, probe, script_turn, turn};
+use turnhost_tests::{Frame, Host, Options, interrupt, probe, script_turn, turn};
 
 fn two_workers() -> Options {
     Options::with_faults().args(["--workers", "2"])
@@ -127,7 +132,7 @@ fn heartbeats_can_be_turned_off_and_wait_one_at_a_time() {
     host.send(&script_turn("s", "r", &flood));
     let start = monotonic_ns();
     // Time itself is the subject: the pipe is full after a moment, then beats pass unread.
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(2));
     let resumed = monotonic_ns();
     host.read_on();
     host.answer("r");
@@ -492,4 +497,152 @@ fn shutdown_is_answered_before_the_drain() {
             .last()
             .is_some_and(|frame| frame.answers("bye"))
     );
+}
+
+#[test]
+fn a_folder_whose_name_is_no_utf8_is_shown_with_replacements() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let cwd = folder.path().join(OsStr::from_bytes(b"caf\xe9"));
+    std::fs::create_dir(&cwd).expect("a folder");
+    let host = Host::start(Options::new().cwd(cwd));
+    let is_shown = |cwd: &Value| {
+        cwd.as_str()
+            .is_some_and(|cwd| cwd.ends_with("/caf\u{fffd}"))
+    };
+    let hello = host.hello();
+    assert!(is_shown(&hello["cwd"]), "{}", hello.line());
+    let end = host.ask(&turn("s", "r", "x"));
+    assert_eq!(end.kind(), "turn.end", "{}", end.line());
+    assert!(is_shown(&end["session_info"]["cwd"]), "{}", end.line());
+    let info = host.wait_event("s", "session.info");
+    assert!(is_shown(&info.payload()["cwd"]), "{}", info.line());
+}
+
+#[test]
+fn the_last_of_equal_keys_wins_inside_a_field_too() {
+    let host = Host::start(Options::new());
+    host.send_line(concat!(
+        r#"{"type":"turn.start","sid":"s","request_id":"r","#,
+        r#""prompt":[{"type":"text","text":"first","text":"last"},{"text":7,"text":"again"}],"#,
+        r#""active_session_lease":{"lease_id":7,"session_id":"a","session_id":"b","lease_id":"l"}}"#,
+    ));
+    let end = host.answer("r");
+    assert_eq!(end.kind(), "turn.end", "{}", end.line());
+    let complete = host.wait_event("s", "message.complete");
+    assert_eq!(complete.payload()["text"], "last\nagain");
+    // The last one decides also where it is the wrong one.
+    host.send_line(concat!(
+        r#"{"type":"turn.start","sid":"s","request_id":"r2","text":"x","#,
+        r#""active_session_lease":{"lease_id":"l","session_id":"a","lease_id":7}}"#,
+    ));
+    let refused = host.answer("r2");
+    assert_eq!(
+        (refused.kind(), &refused["reason"]),
+        ("turn.error", &json!("invalid")),
+        "{}",
+        refused.line()
+    );
+}
+
+#[test]
+fn many_sessions_fit_into_short_lines() {
+    const SESSIONS: usize = 100;
+    // The harness holds each line against the limit.
+    let host = Host::start(two_workers().max_frame_bytes(1024));
+    for number in 0..SESSIONS {
+        let name = format!("session {number}");
+        host.send(&script_turn(&name, &name, &held()));
+    }
+    host.wait_for("the last turn's acceptance", |frame| {
+        frame.answers(&format!("session {}", SESSIONS - 1))
+    });
+    let verdict = host.ask(&json!({"type": "idle.probe", "request_id": "busy"}));
+    assert_eq!(
+        (verdict.kind(), &verdict["reason"]),
+        ("idle.verdict", &json!("turn_in_flight"))
+    );
+    assert_eq!(verdict["idle"], false);
+    let detail = verdict["detail"].as_str().unwrap_or_default();
+    assert!(detail.starts_with("session:session "), "{detail}");
+    let list = host.ask(&json!({"type": "session.list", "request_id": "list"}));
+    assert_eq!(
+        (list.kind(), &list["truncated"]),
+        ("session.list.ack", &json!(true))
+    );
+    let listed = list["sessions"].as_array().expect("a list");
+    assert!((1..SESSIONS).contains(&listed.len()), "{}", listed.len());
+    assert!(
+        listed
+            .iter()
+            .all(|session| session["session_key"].is_string())
+    );
+}
+
+#[test]
+fn the_highest_history_version_is_not_passed() {
+    let host = Host::start(Options::new());
+    let mut frame = turn("s", "r", "x");
+    frame["history"] = json!([{"role": "user", "content": "before"}]);
+    frame["history_version"] = json!(u64::MAX);
+    let end = host.ask(&frame);
+    assert_eq!(
+        (end.kind(), &end["history_version"], &end["message_count"]),
+        ("turn.end", &json!(u64::MAX), &json!(3)),
+        "{}",
+        end.line()
+    );
+    assert_eq!(host.ask(&turn("s", "r2", "x"))["message_count"], 5);
+    assert_eq!(host.ask(&turn("other", "r3", "x")).kind(), "turn.end");
+}
+
+#[test]
+fn activity_is_told_between_the_start_of_its_turn_and_the_end() {
+    let host = Host::start(Options::new());
+    host.stop_reading();
+    let flood = json!([{"deltas": {"count": 1_000_000, "text": "0123456789"}}]);
+    host.send(&script_turn("flood", "flood", &flood));
+    let sids = ["a", "b", "c"];
+    for sid in sids {
+        // Some output of the same session is unread as well.
+        let steps = json!([{"deltas": {"count": 1000, "text": "0123456789"}}]);
+        host.send(&script_turn(sid, &format!("first {sid}"), &steps));
+        host.wait_quiet();
+        let mut told = script_turn(sid, sid, &held());
+        told["turn_id"] = json!(sid);
+        host.send(&told);
+    }
+    // Time itself is the subject: activity is told once a second.
+    thread::sleep(Duration::from_millis(2_200));
+    // Two are interrupted while nothing is read, the third when it was heard of.
+    for sid in ["a", "b"] {
+        host.send(&interrupt(sid, &format!("i {sid}")));
+    }
+    host.wait_quiet();
+    host.read_on();
+    activities(&host, "c", 1);
+    host.send(&interrupt("c", "i c"));
+    for sid in sids {
+        assert_eq!(host.answer(sid)["interrupted"], true);
+    }
+    // What would come too late comes now.
+    host.ask(&interrupt("flood", "i"));
+    host.answer("flood");
+    for sid in sids {
+        let frames = host.frames_of(sid);
+        let places = |is: &dyn Fn(&Frame) -> bool| -> Vec<usize> {
+            (0..frames.len())
+                .filter(|place| is(&frames[*place]))
+                .collect()
+        };
+        let started = places(&|frame| frame.kind() == "turn.started" && frame.answers(sid));
+        let end = places(&|frame| frame.is_terminal() && frame.answers(sid));
+        assert_eq!((started.len(), end.len()), (1, 1), "{sid}");
+        let told =
+            places(&|frame| frame.kind() == "rpc" && frame["message"]["params"]["turn_id"] == sid);
+        assert!(
+            told.iter()
+                .all(|place| (started[0]..end[0]).contains(place)),
+            "{sid}: {told:?} between {started:?} and {end:?}"
+        );
+    }
 }

@@ -1,6 +1,7 @@
 //! SPEC §2: lines, limits, broken input, ids, and what a slow parent costs.
 
 use serde_json::{Value, json};
+use turnhost_tests::host::Exit;
 use turnhost_tests::{Frame, Host, Options, interrupt, probe, script_turn, turn};
 
 const MIB: usize = 1024 * 1024;
@@ -638,4 +639,43 @@ fn log_files_are_rotated_and_few() {
     }
     let files = std::fs::read_dir(&logs).expect("a folder").count();
     assert_eq!(files, 6, "the log and five old ones");
+}
+
+#[test]
+fn a_first_line_that_is_too_long_may_have_a_byte_order_mark() {
+    for length in [2_000, 70_000, MIB] {
+        let host = Host::start(Options::new().max_frame_bytes(1024));
+        let text = "x".repeat(length);
+        host.send_raw(format!(
+            "\u{feff}{{\"type\":\"turn.start\",\"sid\":\"s\",\"request_id\":\"long\",\"text\":\"{text}\"}}\n"
+        ));
+        let refused = host.answer("long");
+        assert_eq!(
+            (refused.kind(), &refused["reason"], refused.sid()),
+            ("turn.error", &json!("invalid"), Some("s")),
+            "{length} bytes"
+        );
+        assert_eq!(host.ask(&turn("s", "next", "x")).kind(), "turn.end");
+    }
+}
+
+#[test]
+fn an_input_that_its_parent_made_non_blocking_is_read_to_its_end() {
+    let non_blocking = r#"exec python3 -c '
+import os, sys
+os.set_blocking(0, False)
+os.execv(sys.argv[1], sys.argv[1:])' "$@" <&3 3<&-"#;
+    let mut host = Host::start(Options::new().shell(non_blocking));
+    for number in 0..5 {
+        // It has nothing to read now.
+        host.wait_quiet();
+        let id = format!("r{number}");
+        assert_eq!(host.ask(&turn("s", &id, "x")).kind(), "turn.end");
+    }
+    // A line that comes in more pieces than a pipe holds.
+    let line = [probe_of_length("long", 4 * MIB), b"\n".to_vec()].concat();
+    host.send_raw(line);
+    assert_eq!(host.answer("long")["code"], "unknown_type");
+    host.close_stdin();
+    assert_eq!(host.exit(), Exit::Code(0));
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 use turnhost_tests::host::Exit;
-use turnhost_tests::{Host, Options, interrupt, script, script_turn, turn};
+use turnhost_tests::{Host, Options, interrupt, make_pipe, script, script_turn, turn};
 
 /// What a turn showed: `kind text` for what streams, `kind` for the rest, then the final text.
 fn show(host: &Host, sid: &str) -> String {
@@ -288,4 +288,111 @@ fn a_bad_script_file_is_an_error_at_the_start() {
     let mut host = Host::spawn(Options::new().args(["--script", "/nowhere/script.json"]));
     assert_eq!(host.exit(), Exit::Code(2));
     assert!(host.stderr().contains("/nowhere/script.json"));
+}
+
+#[test]
+fn a_script_in_a_prompt_has_a_mebibyte() {
+    let host = Host::start(Options::new());
+    // Steps take many times the memory of their text.
+    let long = script(&json!([{"say": "x"}])) + &" ".repeat(1024 * 1024);
+    let steps = script(&Value::from(vec![json!({"delta": ""}); 100_000]));
+    for prompt in [long, steps] {
+        let error = host.ask(&turn("s", &prompt[..20], &prompt));
+        assert_eq!(
+            (error.kind(), &error["reason"]),
+            ("turn.error", &json!("invalid")),
+            "{}",
+            error.line()
+        );
+        let message = error["message"].as_str().unwrap_or_default();
+        assert!(message.contains("1048576"), "{message}");
+    }
+    let peak = host.peak_mib();
+    assert!(peak < 64.0, "{peak} MiB");
+    // Just as long is not too long.
+    let steps = script(&json!([{"say": "x"}]));
+    let fits = format!("{steps}{}", " ".repeat(1000 * 1024));
+    assert_eq!(host.ask(&turn("s", "fits", &fits)).kind(), "turn.end");
+}
+
+#[test]
+fn an_echo_takes_no_memory_for_each_word() {
+    let host = Host::start(Options::new().forget_deltas());
+    let prompt = "x ".repeat(4 * 1024 * 1024);
+    host.send(&turn("s", "r", &prompt));
+    let end = host.answer("r");
+    assert_eq!(
+        (end.kind(), &end["interrupted"]),
+        ("turn.end", &json!(false))
+    );
+    let complete = host.wait_event("s", "message.complete");
+    let text = complete.payload()["text"].as_str().unwrap_or_default();
+    assert!(text == prompt, "{} bytes", text.len());
+    let peak = host.peak_mib();
+    assert!(peak < 300.0, "a prompt of 8 MiB took {peak} MiB");
+}
+
+#[test]
+fn the_results_of_parallel_lists_come_in_the_order_of_the_lists() {
+    let host = Host::start(Options::new());
+    let tool = |name: &str| json!({"tool": {"name": name, "args": {}}});
+    // The first list is done last.
+    let lists = json!([
+        [{"sleep_ms": 300}, tool("first")],
+        [{"sleep_ms": 100}, tool("second")],
+        [],
+        [tool("fourth")],
+    ]);
+    let steps = json!([{"parallel": lists}, {"say": "$last"}]);
+    assert_eq!(host.ask(&script_turn("s", "r", &steps)).kind(), "turn.end");
+    let complete = host.wait_event("s", "message.complete");
+    let last: Value = serde_json::from_str(complete.payload()["text"].as_str().unwrap_or_default())
+        .expect("the list of the results");
+    let last = last.as_array().expect("a list");
+    assert_eq!((last.len(), &last[2]), (4, &Value::Null));
+    for (place, name) in [(0, "first"), (1, "second"), (3, "fourth")] {
+        let result = last[place].to_string();
+        assert!(result.contains(name), "{place}: {result}");
+    }
+}
+
+#[test]
+fn an_interrupt_ends_parallel_lists_at_every_step() {
+    let host = Host::start(Options::new().args(["--workers", "2"]));
+    let hour = 3_600_000;
+    // More lists than workers, some with lists of their own.
+    let sleeps = json!([{"delta": "s"}, {"sleep_ms": hour}, {"delta": "no"}]);
+    let spaced = json!([{"deltas": {"count": 9, "text": "d", "every_ms": hour}}, {"delta": "no"}]);
+    let inner = json!([{"parallel": [sleeps, spaced]}, {"delta": "no"}]);
+    let lists = json!([sleeps, spaced, inner, sleeps, []]);
+    for sid in ["a", "b"] {
+        let steps = json!([{"parallel": lists}, {"say": "no"}]);
+        host.send(&script_turn(sid, sid, &steps));
+    }
+    for sid in ["a", "b"] {
+        let mut deltas = 0;
+        host.find("a delta of each list", |frame| {
+            deltas +=
+                usize::from(frame.sid() == Some(sid) && frame.event() == Some("message.delta"));
+            (deltas == 5).then_some(())
+        });
+        host.ask(&interrupt(sid, &format!("i {sid}")));
+        assert_eq!(host.answer(sid)["interrupted"], true);
+        assert!(!show(&host, sid).contains("no"), "{}", show(&host, sid));
+    }
+    // Both workers are free again.
+    host.send(&script_turn("a", "a2", &json!([{"sleep_ms": hour}])));
+    host.wait_started("a2");
+    assert_eq!(host.ask(&turn("b", "b2", "x")).kind(), "turn.end");
+}
+
+#[test]
+fn a_script_file_that_is_a_pipe_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("script.json");
+    make_pipe(&path);
+    let mut host = Host::spawn(Options::new().args(["--script".as_ref(), path.as_os_str()]));
+    assert_eq!(host.exit(), Exit::Code(2));
+    let shown = path.to_str().expect("UTF-8");
+    assert!(host.stderr().contains(shown), "{}", host.stderr());
 }

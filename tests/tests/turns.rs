@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
-use turnhost_tests::{Frame, Host, Options, interrupt, script_turn, turn};
+use turnhost_tests::{Frame, Host, Options, interrupt, probe, script_turn, turn};
 
 /// Steps that hold a worker until an interrupt.
 fn held() -> Value {
@@ -564,4 +564,230 @@ fn history_seeds_a_new_key_and_is_ignored_for_a_known_one() {
     assert_eq!(run("seeds", &history, false), 4);
     assert_eq!(run("stale", &json!([]), false), 6);
     assert_eq!(run("replaces", &history, true), 4);
+}
+
+#[test]
+fn panics_do_not_wait_for_a_reader_of_stderr() {
+    const TURNS: usize = 2_000;
+    // The host's stderr is a pipe that nobody reads, and nobody closes.
+    let unread = r#"mkfifo "$HOME/err" && exec 4<>"$HOME/err" && exec "$@" <&3 3<&- 2>&4"#;
+    let mut host = Host::start(Options::with_faults().shell(unread));
+    let message = "0123456789".repeat(100);
+    let steps = json!([{"panic": message}]);
+    for number in 0..TURNS {
+        let error = host.ask(&script_turn("s", &format!("r{number}"), &steps));
+        assert_eq!(
+            (error.kind(), &error["reason"]),
+            ("turn.error", &json!("panic"))
+        );
+    }
+    host.close_stdin();
+    host.exit();
+    let log = host.log();
+    assert!(
+        log.lines()
+            .any(|line| line.contains("panicked") && line.contains(&message)),
+        "the log tells them"
+    );
+}
+
+/// What `sid` was told from the acceptance of `request_id` on.
+fn story_from(host: &Host, sid: &str, request_id: &str) -> Vec<String> {
+    let frames = host.frames_of(sid);
+    let accepted = frames
+        .iter()
+        .position(|frame| frame.answers(request_id))
+        .expect("it was answered");
+    host.story(sid).split_off(accepted)
+}
+
+/// Thousands of frames of 200 bytes, each of which is answered.
+fn flood() -> String {
+    let pad = "x".repeat(150);
+    (0..5_000)
+        .map(|number| format!("{}\n", probe(&format!("{pad}{number}"))))
+        .collect()
+}
+
+#[test]
+fn a_turn_keeps_its_order_behind_thousands_of_answers() {
+    for number in 0..5 {
+        let host = Host::start(Options::new());
+        host.stop_reading();
+        let start = script_turn("s", "r", &json!([{"delta": "a"}, {"delta": "b"}]));
+        host.send_raw(format!("{}{start}\n", flood()));
+        if number > 0 {
+            // The first time while the host is still at it.
+            host.wait_quiet();
+        }
+        host.read_on();
+        assert_eq!(host.answer("r").kind(), "turn.end");
+        assert_eq!(
+            story_from(&host, "s", "r"),
+            [
+                "turn.accepted",
+                "turn.started",
+                "message.start",
+                "message.delta",
+                "message.delta",
+                "message.complete",
+                "session.info",
+                "turn.end",
+            ]
+        );
+    }
+}
+
+#[test]
+fn a_close_is_answered_after_its_turn_behind_thousands_of_answers() {
+    for _ in 0..5 {
+        let host = Host::start(Options::new());
+        host.send(&script_turn("s", "r", &held()));
+        host.wait_event("s", "message.delta");
+        host.stop_reading();
+        let close = json!({"type": "session.close", "sid": "s", "request_id": "close"});
+        host.send_raw(format!("{}{close}\n", flood()));
+        host.wait_quiet();
+        host.read_on();
+        assert_eq!(host.answer("close").kind(), "session.close.ack");
+        assert_eq!(
+            story_from(&host, "s", "r"),
+            [
+                "turn.accepted",
+                "turn.started",
+                "message.start",
+                "message.delta",
+                "message.complete",
+                "session.info",
+                "turn.end",
+                "session.close.ack",
+            ]
+        );
+    }
+}
+
+#[test]
+fn a_session_that_is_closed_and_begins_anew_tells_both_in_order() {
+    for _ in 0..5 {
+        let host = Host::start(Options::new());
+        host.ask(&turn("s", "old", "x"));
+        host.stop_reading();
+        let close = json!({"type": "session.close", "sid": "s", "request_id": "close"});
+        let start = turn("s", "new", "x");
+        host.send_raw(format!("{}{close}\n{start}\n", flood()));
+        host.wait_quiet();
+        host.read_on();
+        assert_eq!(host.answer("new").kind(), "turn.end");
+        assert_eq!(
+            story_from(&host, "s", "close"),
+            [
+                "session.close.ack",
+                "turn.accepted",
+                "turn.started",
+                "message.start",
+                "message.delta",
+                "message.complete",
+                "session.info",
+                "turn.end",
+            ]
+        );
+    }
+}
+
+#[test]
+fn a_turn_waits_only_when_no_worker_is_free() {
+    let both = |first: &str, second: &str| {
+        [first, second]
+            .map(|id| format!("{}\n", turn(id, id, "x")))
+            .concat()
+    };
+    for _ in 0..20 {
+        let host = Host::start(two_workers().args(["--max-queued-turns", "1"]));
+        host.send_raw(both("a", "b"));
+        for id in ["a", "b"] {
+            assert_eq!(host.answer(id).kind(), "turn.end");
+        }
+    }
+    let host = Host::start(two_workers().args(["--max-queued-turns", "1"]));
+    hold_both(&host, &held());
+    host.send_raw(both("waits", "too many"));
+    let refused = host.answer("too many");
+    check_refused(&refused, "capacity", "");
+    assert_eq!(refused["code"], 5019);
+    host.ask(&interrupt("hold1", "i"));
+    assert_eq!(host.answer("waits")["interrupted"], false);
+}
+
+#[test]
+fn without_a_queue_turns_run_while_workers_are_free() {
+    let host = Host::start(two_workers().args(["--max-queued-turns", "0"]));
+    for number in 0..20 {
+        let id = format!("r{number}");
+        assert_eq!(host.ask(&turn("s", &id, "x")).kind(), "turn.end");
+        // Its worker may still be on the way back.
+        host.wait_quiet();
+    }
+    hold_both(&host, &held());
+    check_refused(&host.ask(&turn("s", "no", "x")), "capacity", "");
+    host.ask(&interrupt("hold1", "i"));
+    host.answer("hold1");
+    host.wait_quiet();
+    assert_eq!(host.ask(&turn("s", "yes", "x")).kind(), "turn.end");
+}
+
+#[test]
+fn a_request_id_that_is_live_may_be_written_otherwise() {
+    let host = Host::start(Options::new());
+    let start = |sid: &str, id: &str, steps: &Value| {
+        script_turn(sid, "ID", steps)
+            .to_string()
+            .replace(r#""ID""#, id)
+    };
+    host.send_line(&start("s", r#""\u0061""#, &held()));
+    host.wait_started("a");
+    host.send_line(&start("other", r#""a""#, &json!([])));
+    let refused = host.answer("a");
+    check_refused(&refused, "invalid", "request_id");
+    assert_eq!(
+        (refused.sid(), refused.request_id_json()),
+        (Some("other"), Some(r#""a""#))
+    );
+    host.ask(&interrupt("s", "i"));
+    let end = host.wait_for("the end of the first", |frame| frame.kind() == "turn.end");
+    assert_eq!(end.request_id_json(), Some(r#""\u0061""#));
+}
+
+#[test]
+fn turns_that_wait_have_256_mib_together() {
+    const MIB: usize = 1024 * 1024;
+    let host = Host::start(two_workers());
+    hold_both(&host, &held());
+    let text = "x".repeat(8 * MIB);
+    // One after the other, so that they wait in the host and not before it.
+    let send = |id: &str| {
+        host.send(&turn(id, id, &text));
+        host.wait_for(&format!("the first answer to {id}"), |frame| {
+            frame.answers(id)
+        })
+    };
+    let mut accepted = 0;
+    for number in 0..70 {
+        let answer = send(&format!("q{number}"));
+        if answer.kind() == "turn.accepted" {
+            accepted += 1;
+        } else {
+            check_refused(&answer, "capacity", "");
+            assert_eq!(answer["code"], 5019);
+        }
+    }
+    // Each is a little more than 8 MiB long.
+    assert_eq!(accepted, 31);
+    // A short one still has a place, and so has a long one when another goes.
+    host.send(&turn("short", "short", "x"));
+    host.wait_for("the acceptance of a short turn", |frame| {
+        frame.kind() == "turn.accepted" && frame.answers("short")
+    });
+    host.ask(&interrupt("q0", "i"));
+    check_never_ran(&host, "q0", "q0");
+    assert_eq!(send("one more").kind(), "turn.accepted");
 }
