@@ -176,15 +176,12 @@ impl Pool {
         self.shared.fill_place(&mut state);
     }
 
-    /// How many jobs wait although every place is taken or promised.
+    /// How many jobs would wait for a place if one more came.
     #[must_use]
-    pub fn backlog(&self) -> usize {
+    pub fn backlog_with_one_more(&self) -> usize {
         let state = self.shared.state.lock();
         let taken = state.computing + state.coming_back;
-        state
-            .queue
-            .len()
-            .saturating_sub(self.shared.workers.saturating_sub(taken))
+        (state.queue.len() + 1).saturating_sub(self.shared.workers.saturating_sub(taken))
     }
 
     /// How busy the pool is. Takes no lock.

@@ -220,9 +220,9 @@ impl Dispatcher {
     }
 
     fn turn_start(&self, id: &RequestId, start: TurnStart, line_bytes: usize) {
-        let backlog = self.pool.backlog();
+        let backlog = self.pool.backlog_with_one_more();
         let at_the_door = AtTheDoor {
-            is_full: backlog >= self.max_queued_turns || !self.has_memory_for(line_bytes),
+            is_full: backlog > self.max_queued_turns || !self.has_memory_for(line_bytes),
             is_draining: self.ending.has_begun(),
         };
         let queued_turns = self.pool.load().queued + 1;

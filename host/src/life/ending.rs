@@ -55,7 +55,7 @@ impl Cause {
         Duration::from_millis(match self {
             Self::Signal | Self::Orphan { .. } => limits::SIGNAL_WAIT_MS,
             Self::StdinClosed | Self::StdoutClosed => limits::STDIN_CLOSED_WAIT_MS,
-            Self::Shutdown { wait_ms } => wait_ms,
+            Self::Shutdown { wait_ms } => wait_ms.max(limits::MIN_ENDING_MS),
         })
     }
 }
@@ -105,8 +105,7 @@ impl Ending {
     /// Begins the end, if nobody did before. Never waits.
     pub fn begin(&self, cause: Cause) {
         let shared = &*self.shared;
-        let least = Duration::from_millis(limits::MIN_ENDING_MS);
-        let deadline = (shared.epoch.elapsed() + cause.budget().max(least)).as_nanos();
+        let deadline = (shared.epoch.elapsed() + cause.budget()).as_nanos();
         let deadline = u64::try_from(deadline).unwrap_or(u64::MAX).max(1);
         let first =
             shared
