@@ -34,6 +34,7 @@ pub fn floor() -> &'static Path {
 }
 
 fn build(name: &str) -> PathBuf {
+    use_default_signals();
     let profile_folder = profile_folder();
     let profile = match profile_folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
@@ -56,6 +57,15 @@ fn build(name: &str) -> PathBuf {
     let path = profile_folder.join(name);
     assert!(path.is_file(), "{} was not built", path.display());
     path
+}
+
+/// Signals that whoever runs the tests ignores (`nohup`, a job in the background) would be ignored
+/// by the programs under test too.
+fn use_default_signals() {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+        // SAFETY: it sets a disposition of this process to the default, which runs no code.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
 }
 
 /// `target/<profile>`: the test program itself lies in `deps` below it.
