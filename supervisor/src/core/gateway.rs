@@ -1,10 +1,14 @@
 //! What the gateway writes: relayed, kept, or answered at once.
 
+use std::borrow::Cow;
+
 use serde_json::value::RawValue;
 use turnhost_protocol::frame::RequestId;
+use turnhost_protocol::frame::fields::{Field, Fields};
+use turnhost_protocol::frame::input::Input;
 use turnhost_protocol::frame::output::{ExecutionState, Reason};
 use turnhost_protocol::limits;
-use turnhost_protocol::look::{Look, look, members, text};
+use turnhost_protocol::look::{look, members, text};
 
 use super::notice::{Addressee, Notice};
 use super::pending::{Answered, Kind, Owed, Serial, request_id};
@@ -15,22 +19,25 @@ const RESTART: &str = "host.restart";
 
 impl Core {
     pub(super) fn gateway_line(&mut self, line: &[u8], now: Nanos, actions: &mut Vec<Action>) {
-        let look = look(line);
-        let name = look.kind.and_then(text);
-        if name.as_deref() == Some(RESTART) {
-            return self.restart_asked(now, actions);
-        }
-        let kind = match name.as_deref().map(Kind::of_input) {
+        let line_as_read = repaired(line);
+        let read = self.read(&line_as_read);
+        let kind = match read.meaning {
+            Meaning::Restart => return self.restart_asked(now, actions),
             // A hello.ack is for the host that said hello; another one does not miss it.
-            Some(None) if matches!(self.phase, Phase::Ready { .. }) => {
+            Meaning::Acknowledged if matches!(self.phase, Phase::Ready { .. }) => {
                 self.note_sent(None, line, now);
                 return actions.push(Action::RelayToHost);
             }
-            Some(None) => return,
-            Some(Some(kind)) => kind,
-            None => Kind::Other,
+            Meaning::Acknowledged => return,
+            Meaning::Frame(kind) => kind,
         };
-        let owed = owed(kind, line, &look);
+        let owed = Owed {
+            kind,
+            id: read.id,
+            sid: read.sid,
+            offset: None,
+            answered: (kind == Kind::Respond).then(|| answered(line)).flatten(),
+        };
         if matches!(self.phase, Phase::Ready { .. }) {
             return self.relay(owed, line, now, actions);
         }
@@ -42,6 +49,39 @@ impl Core {
                 self.shutdown_without_host(actions);
             }
             _ => self.keep_or_refuse(owed, line, actions),
+        }
+    }
+
+    /// Reads a line as the host will: a frame by its fields, anything else by its head alone. What
+    /// the host will refuse is an unknown frame here, since an `error` answers it.
+    fn read(&self, line: &[u8]) -> Read {
+        let max = self.rules.max_frame_bytes;
+        let text = std::str::from_utf8(line).ok();
+        let Some(fields) = text.and_then(|line| Fields::parse(line, max).ok()) else {
+            let look = look(&line[..line.len().min(limits::LOOK_BYTES)]);
+            return Read {
+                meaning: Meaning::Frame(if look.is_type("turn.start") {
+                    Kind::Turn
+                } else {
+                    Kind::Other
+                }),
+                id: request_id(look.request_id()),
+                sid: look.sid(),
+            };
+        };
+        let name = fields.kind();
+        let meaning = match Kind::of_input(&name) {
+            _ if name == RESTART => Meaning::Restart,
+            None => Meaning::Acknowledged,
+            Some(kind) if is_acted_on(kind) && Input::from_fields(&fields).is_err() => {
+                Meaning::Frame(Kind::Other)
+            }
+            Some(kind) => Meaning::Frame(kind),
+        };
+        Read {
+            meaning,
+            id: request_id(fields.raw(Field::RequestId)),
+            sid: fields.name(Field::Sid).ok().flatten(),
         }
     }
 
@@ -111,7 +151,7 @@ impl Core {
         let Some(owed) = owed else { return };
         owed.offset = Some(offset);
         if owed.kind == Kind::Shutdown {
-            self.shutdown_sent(line, now);
+            self.shutdown_sent(line, offset, now);
         }
     }
 
@@ -238,15 +278,38 @@ impl Core {
     }
 }
 
-/// The entry of a frame.
-fn owed(kind: Kind, line: &[u8], look: &Look<'_>) -> Owed {
-    Owed {
-        kind,
-        id: request_id(look.request_id()),
-        sid: look.sid(),
-        offset: None,
-        answered: (kind == Kind::Respond).then(|| answered(line)).flatten(),
+/// What the supervisor reads of a line of the gateway.
+struct Read {
+    meaning: Meaning,
+    id: Option<RequestId>,
+    sid: Option<String>,
+}
+
+/// What a line of the gateway is.
+enum Meaning {
+    /// `host.restart`.
+    Restart,
+    /// `hello.ack`.
+    Acknowledged,
+    /// Anything that its host answers.
+    Frame(Kind),
+}
+
+/// The line as a host reads it: with lone surrogates replaced.
+fn repaired(line: &[u8]) -> Cow<'_, [u8]> {
+    let has = |escape| memchr::memmem::find(line, escape).is_some();
+    if !has(b"\\ud") && !has(b"\\uD") {
+        return Cow::Borrowed(line);
     }
+    let mut copy = line.to_vec();
+    turnhost_protocol::json::replace_lone_surrogates(&mut copy);
+    Cow::Owned(copy)
+}
+
+/// Whether the supervisor itself does something about a frame of this kind, which it may do only
+/// where the host would too.
+fn is_acted_on(kind: Kind) -> bool {
+    matches!(kind, Kind::Interrupt | Kind::IdleProbe | Kind::Shutdown)
 }
 
 /// Who gets the answer to a frame; one without an id is given one: SPEC §2.

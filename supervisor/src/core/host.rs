@@ -49,7 +49,7 @@ impl Core {
             Phase::Starting { .. } => self.before_hello(&name, line, now, actions),
             Phase::Registering | Phase::Ready { .. } | Phase::Failed { .. } => {
                 self.watchdog.saw_frame(&*name == "hb", now);
-                self.frame(&name, line, &look, actions);
+                self.frame(&name, line, &look, now, actions);
             }
             Phase::Waiting { .. }
             | Phase::Spawning
@@ -206,7 +206,14 @@ impl Core {
         }
     }
 
-    fn frame(&mut self, name: &str, line: &[u8], look: &Look<'_>, actions: &mut Vec<Action>) {
+    fn frame(
+        &mut self,
+        name: &str,
+        line: &[u8],
+        look: &Look<'_>,
+        now: Nanos,
+        actions: &mut Vec<Action>,
+    ) {
         if name == "rpc" {
             self.note_question(line, look);
             return actions.push(Action::RelayToGateway);
@@ -218,7 +225,7 @@ impl Core {
         let (id, sid) = (request_id(look.request_id()), look.sid());
         let Some(kind) = answers else {
             return if name == "error" {
-                self.error_frame(line, id.as_ref(), sid.as_deref(), actions);
+                self.error_frame(line, id.as_ref(), sid.as_deref(), now, actions);
             } else {
                 if let Some(id) = id {
                     self.pending.adopt(id, sid.as_deref());
@@ -228,6 +235,9 @@ impl Core {
         };
         match self.pending.settle(kind, id.as_ref(), sid.as_deref()) {
             Settled::Owed(owed) => {
+                if kind == Kind::Shutdown {
+                    self.shutdown_accepted(now);
+                }
                 if let Some(answered) = owed.answered
                     && is_settled(line, answered.is_lock)
                 {
@@ -249,6 +259,7 @@ impl Core {
         line: &[u8],
         id: Option<&RequestId>,
         sid: Option<&str>,
+        now: Nanos,
         actions: &mut Vec<Action>,
     ) {
         match self.pending.settle_by_error(id, sid) {
@@ -262,7 +273,14 @@ impl Core {
                     message: message.unwrap_or_else(|| "the host refused the turn".to_owned()),
                 }));
             }
-            _ => actions.push(Action::RelayToGateway),
+            settled => {
+                actions.push(Action::RelayToGateway);
+                if let Some(owed) = settled
+                    && owed.kind == Kind::Shutdown
+                {
+                    self.shutdown_refused(owed.offset, now, actions);
+                }
+            }
         }
     }
 

@@ -22,6 +22,8 @@ mod watchdog;
 
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -271,6 +273,10 @@ pub struct Core {
     drain: Option<Drain>,
     /// The gateway writes no more; its host's input is closed once it has all.
     gateway_closed: bool,
+    /// Somebody asked the supervisor to end.
+    terminated: bool,
+    /// Where the `shutdown` that began the drain begins in the bytes for the present host.
+    drained_by: Option<u64>,
     /// Some host said hello: what follows are restarts.
     had_host: bool,
     /// What is wrong with the host, for those who ask why none runs.
@@ -295,6 +301,8 @@ impl Core {
             phase: Phase::Waiting { at: 0 },
             drain: None,
             gateway_closed: false,
+            terminated: false,
+            drained_by: None,
             had_host: false,
             trouble: String::new(),
             sent: 0,

@@ -272,7 +272,10 @@ impl Pending {
             if id.is_some_and(is_settled) {
                 return Settled::Repeated;
             }
-            serial = self.oldest_nameless(kind, sid);
+            // A host may understand what looked broken here.
+            serial = self
+                .named(id, sid, |owed| owed.kind == Kind::Other)
+                .or_else(|| self.oldest_nameless(kind, sid));
         }
         if let Some(owed) = serial.and_then(|serial| self.remove(serial)) {
             if let (None, Some(id)) = (&owed.id, id) {

@@ -1,0 +1,184 @@
+//! Single decisions of the core, told as short histories.
+
+use serde_json::Value;
+
+use turnhost_protocol::limits;
+
+use super::*;
+
+const HELLO: &str = r#"{"type":"hello","home":"/home/a","boot_id":"b","heartbeat_secs":15}"#;
+
+struct Told {
+    core: Core,
+    now: Nanos,
+}
+
+impl Told {
+    /// A core whose first host is spawned, but has said nothing.
+    fn starting() -> Self {
+        let rules = Rules {
+            max_frame_bytes: limits::MAX_FRAME_BYTES,
+            homes: vec![PathBuf::from("/home/a")],
+            build_sha: "sha".to_owned(),
+            heartbeat: from_ms(15_000),
+            respawn: RespawnRules::default(),
+            hello_wait: from_ms(limits::HELLO_WAIT_MS),
+        };
+        let mut told = Self {
+            core: Core::new(rules),
+            now: from_ms(1_000),
+        };
+        assert_eq!(told.step(Event::Time(None)), [Action::Spawn]);
+        told.step(Event::Spawned);
+        told
+    }
+
+    /// A core whose host works.
+    fn ready() -> Self {
+        let mut told = Self::starting();
+        told.host(HELLO);
+        told.step(Event::Registered(Ok(())));
+        told
+    }
+
+    /// A core whose host ended and left nothing; the next one comes after a delay.
+    fn waiting() -> Self {
+        let mut told = Self::ready();
+        let exit = Exit::Code(1);
+        told.step(Event::HostExited { exit, written: 0 });
+        told.step(Event::SessionLeft(0));
+        assert!(matches!(told.core.phase, Phase::Waiting { .. }));
+        told
+    }
+
+    fn step(&mut self, event: Event<'_>) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.core.step(event, self.now, &mut actions);
+        actions
+    }
+
+    fn gateway(&mut self, line: &str) -> Vec<Action> {
+        self.step(Event::GatewayLine(line.as_bytes()))
+    }
+
+    fn host(&mut self, line: &str) -> Vec<Action> {
+        self.step(Event::HostLine(line.as_bytes()))
+    }
+
+    fn crash(&mut self, written: u64) -> Vec<Action> {
+        let exit = Exit::Signal(9);
+        self.step(Event::HostExited { exit, written })
+    }
+}
+
+/// The frames that the gateway is told.
+fn frames(actions: &[Action]) -> Vec<Value> {
+    let mut lines = Vec::new();
+    for action in actions {
+        if let Action::Tell(notice) = action {
+            notice.encode(limits::MAX_FRAME_BYTES, &mut lines);
+        }
+    }
+    let lines = String::from_utf8(lines).unwrap();
+    lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn types(actions: &[Action]) -> Vec<String> {
+    let kinds = frames(actions);
+    kinds
+        .iter()
+        .map(|frame| frame["type"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn a_shutdown_that_the_host_will_refuse_drains_nothing() {
+    for line in [
+        r#"{"type":"shutdown","request_id":"x","wait_ms":"soon"}"#,
+        r#"{"type":"shutdown","request_id":"x","wait_ms":1.5}"#,
+        r#"{"type":"shutdown","request_id":"x", broken"#,
+    ] {
+        let mut told = Told::ready();
+        assert_eq!(told.gateway(line), [Action::RelayToHost], "{line}");
+        assert_eq!(told.core.drain, None, "{line}");
+        let error = r#"{"type":"error","request_id":"x","message":"no"}"#;
+        assert_eq!(told.host(error), [Action::RelayToGateway]);
+        assert_eq!(told.core.pending.len(), 0, "{line}");
+        // Without a host it waits for the next one, as any frame does.
+        let mut told = Told::waiting();
+        assert_eq!(told.gateway(line), [], "{line}");
+        assert_eq!(told.core.status().kept_frames, 1, "{line}");
+    }
+    for line in [
+        r#"{"type":"shutdown","request_id":"x"}"#,
+        r#"{"type":"shutdown","request_id":"x","wait_ms":null}"#,
+        r#"{"type":"shutdown","wait_ms":"soon","wait_ms":0}"#,
+    ] {
+        let mut told = Told::ready();
+        told.gateway(line);
+        assert!(matches!(told.core.drain, Some(Drain::Until(_))), "{line}");
+    }
+}
+
+#[test]
+fn a_refused_shutdown_ends_its_drain() {
+    let shutdown = r#"{"type":"shutdown","request_id":"x"}"#;
+    let error = r#"{"type":"error","request_id":"x","message":"no"}"#;
+    let refused = || {
+        let mut told = Told::ready();
+        told.gateway(shutdown);
+        told
+    };
+    let mut told = refused();
+    told.host(error);
+    assert_eq!(told.core.drain, None);
+    assert_eq!(types(&told.crash(0)), ["host.exited"]);
+
+    // What was asked for after it counts from then on.
+    let mut told = refused();
+    told.step(Event::GatewayClosed);
+    told.host(error);
+    assert!(matches!(told.core.drain, Some(Drain::Until(_))));
+    let mut told = refused();
+    assert_eq!(told.step(Event::Terminate), []);
+    let signal = Action::SignalHost(Signal::Terminate);
+    assert!(told.host(error).contains(&signal));
+    assert_eq!(types(&told.crash(0)), [""; 0]);
+
+    // A drain that another cause began goes on.
+    let mut told = Told::ready();
+    told.step(Event::Terminate);
+    told.gateway(shutdown);
+    told.host(error);
+    assert!(matches!(told.core.drain, Some(Drain::Until(_))));
+}
+
+#[test]
+fn a_host_that_takes_an_odd_shutdown_ends_as_asked() {
+    let mut told = Told::ready();
+    told.gateway(r#"{"type":"shutdown","request_id":"x","wait_ms":1.5}"#);
+    told.host(r#"{"type":"shutdown.ack","request_id":"x"}"#);
+    assert_eq!(types(&told.crash(0)), [""; 0]);
+}
+
+#[test]
+fn broken_lines_of_known_types_are_left_to_the_host() {
+    let mut told = Told::waiting();
+    assert_eq!(told.gateway(r#"{"type":"host.restart", broken"#), []);
+    told.gateway(r#"{"type":"turn.start","sid":"s","request_id":"t","text":"x"}"#);
+    assert_eq!(told.gateway(r#"{"type":"interrupt","sid":"s", broken"#), []);
+    assert_eq!(
+        told.gateway(r#"{"type":"idle.probe","request_id":"p", broken"#),
+        []
+    );
+    assert_eq!(told.core.status().pending_turns, 1);
+    assert_eq!(told.core.status().kept_frames, 4);
+    assert_eq!(
+        told.gateway(r#"{"type":"host.restart"}"#),
+        [Action::Spawn],
+        "a whole one is acted on"
+    );
+}
