@@ -11,7 +11,9 @@ use turnhost_protocol::limits;
 use turnhost_protocol::look::{look, members, text};
 
 use super::notice::{Addressee, Notice};
-use super::pending::{Answered, Kind, Owed, Serial, request_id};
+use super::pending::{
+    Answered, Kind, MAX_PENDING_BYTES, MAX_QUESTION_BYTES, Owed, Serial, request_id,
+};
 use super::{Action, Core, Drain, Kept, Nanos, Next, Phase};
 
 /// The frame that only a supervisor takes: start a host now. It is owed no answer.
@@ -52,6 +54,18 @@ impl Core {
         }
     }
 
+    /// An id that a host gives back. It answers a longer one under an id that it makes.
+    pub(super) fn short_id(&self, raw: Option<&RawValue>) -> Option<RequestId> {
+        let max_bytes = limits::max_request_id_bytes(self.rules.max_frame_bytes);
+        request_id(raw.filter(|raw| raw.get().len() <= max_bytes))
+    }
+
+    /// A name that a host repeats. A longer one is none to it.
+    pub(super) fn short_name(&self, name: Option<String>) -> Option<String> {
+        let max_bytes = limits::max_name_bytes(self.rules.max_frame_bytes);
+        name.filter(|name| name.len() <= max_bytes)
+    }
+
     /// Reads a line as the host will: a frame by its fields, anything else by its head alone. What
     /// the host will refuse is an unknown frame here, since an `error` answers it.
     fn read(&self, line: &[u8]) -> Read {
@@ -65,22 +79,25 @@ impl Core {
                 } else {
                     Kind::Other
                 }),
-                id: request_id(look.request_id()),
-                sid: look.sid(),
+                id: self.short_id(look.request_id()),
+                sid: self.short_name(look.sid()),
             };
         };
         let name = fields.kind();
+        let id = self.short_id(fields.raw(Field::RequestId));
+        let has_usable_id = id.is_some() || fields.raw(Field::RequestId).is_none();
+        let is_refused = || Input::from_fields(&fields).is_err();
         let meaning = match Kind::of_input(&name) {
             _ if name == RESTART => Meaning::Restart,
             None => Meaning::Acknowledged,
-            Some(kind) if is_acted_on(kind) && Input::from_fields(&fields).is_err() => {
+            Some(kind) if is_acted_on(kind) && (!has_usable_id || is_refused()) => {
                 Meaning::Frame(Kind::Other)
             }
             Some(kind) => Meaning::Frame(kind),
         };
         Read {
             meaning,
-            id: request_id(fields.raw(Field::RequestId)),
+            id,
             sid: fields.name(Field::Sid).ok().flatten(),
         }
     }
@@ -92,22 +109,21 @@ impl Core {
         actions: &mut Vec<Action>,
     ) {
         let look = look(head);
+        let (id, sid) = (
+            self.short_id(look.request_id()),
+            self.short_name(look.sid()),
+        );
         let max = self.rules.max_frame_bytes;
         let message = format!("a line of {bytes} bytes is longer than {max} (--max-frame-bytes)");
-        let id = request_id(look.request_id());
         actions.push(Action::Tell(if look.is_type("turn.start") {
             Notice::Refused {
-                to: addressee(Kind::Turn, id, look.sid()),
+                to: addressee(Kind::Turn, id, sid),
                 reason: Reason::Invalid,
                 state: ExecutionState::NotStarted,
                 message,
             }
         } else {
-            Notice::TooLong {
-                sid: look.sid(),
-                id,
-                message,
-            }
+            Notice::TooLong { sid, id, message }
         }));
     }
 
@@ -130,7 +146,7 @@ impl Core {
         if owed.kind == Kind::Other && owed.id.is_none() {
             return Some(None);
         }
-        if self.pending.len() >= limits::MAX_PENDING_FRAMES {
+        if !self.has_room_for(&owed) {
             let message = "the host answers too slowly: too many frames wait for its answers";
             actions.push(Action::Tell(Notice::Refused {
                 to: addressee(owed.kind, owed.id, owed.sid),
@@ -141,6 +157,27 @@ impl Core {
             return None;
         }
         Some(Some(self.pending.add(owed)))
+    }
+
+    /// Whether one more frame may wait for its answer. What ends things finds room beyond that of
+    /// others; the shutdown that begins the drain always does, later ones change nothing.
+    fn has_room_for(&self, owed: &Owed) -> bool {
+        let shares = match owed.kind {
+            Kind::Shutdown if self.drain.is_none() => return true,
+            Kind::Shutdown | Kind::Interrupt => 2,
+            _ => 1,
+        };
+        self.pending.len() < shares * limits::MAX_PENDING_FRAMES
+            && self.pending.bytes() + owed.bytes() <= shares * MAX_PENDING_BYTES
+    }
+
+    /// Whether a `shutdown` waits for the next host.
+    fn keeps_shutdown(&mut self) -> bool {
+        let Self { kept, pending, .. } = self;
+        kept.iter().filter_map(|kept| kept.serial).any(|serial| {
+            let owed = pending.get_mut(serial);
+            owed.is_some_and(|owed| owed.kind == Kind::Shutdown)
+        })
     }
 
     /// Notes where in the host's input a frame begins, and what its type means for the host.
@@ -157,7 +194,8 @@ impl Core {
 
     fn keep_or_refuse(&mut self, owed: Owed, line: &[u8], actions: &mut Vec<Action>) {
         let has_room = self.kept.len() < limits::KEPT_FRAMES
-            && self.kept_bytes + line.len() <= limits::KEPT_BYTES;
+            && self.kept_bytes + line.len() <= limits::KEPT_BYTES
+            || owed.kind == Kind::Shutdown && !self.keeps_shutdown();
         if !self.will_be_ready() {
             actions.push(self.refusal(owed, ExecutionState::NotStarted));
         } else if has_room {
@@ -341,8 +379,10 @@ fn answered(line: &[u8]) -> Option<Answered> {
         }
         (id?, false)
     };
-    Some(Answered {
-        request: text(request)?.into_owned(),
+    let request = text(request)?;
+    // No question that is known here has a longer id.
+    (request.len() <= MAX_QUESTION_BYTES).then(|| Answered {
+        request: request.into_owned(),
         is_lock,
     })
 }

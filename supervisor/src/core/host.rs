@@ -13,7 +13,7 @@ use turnhost_protocol::look::{Look, look, members, text};
 
 use super::gateway::addressee;
 use super::notice::Notice;
-use super::pending::{Kind, Question, Settled, request_id};
+use super::pending::{Kind, MAX_QUESTION_BYTES, Question, Settled, request_id};
 use super::watchdog::Watchdog;
 use super::{Action, Core, Drain, Level, Nanos, Phase, from_ms};
 
@@ -227,7 +227,7 @@ impl Core {
             return if name == "error" {
                 self.error_frame(line, id.as_ref(), sid.as_deref(), now, actions);
             } else {
-                if let Some(id) = id {
+                if let Some(id) = self.short_id(look.request_id()) {
                     self.pending.adopt(id, sid.as_deref());
                 }
                 actions.push(Action::RelayToGateway);
@@ -297,11 +297,15 @@ impl Core {
             // The reference leaves `sid` empty on its requests.
             let sid = look.sid().filter(|sid| !sid.is_empty());
             let session = || session.and_then(text).map(Cow::into_owned);
-            self.questions.ask(Question {
+            let question = Question {
                 id: id.into_owned(),
                 sid: sid.or_else(session).unwrap_or_default(),
                 method: method.into_owned(),
-            });
+            };
+            let parts = [&question.id, &question.sid, &question.method];
+            if parts.iter().all(|part| part.len() <= MAX_QUESTION_BYTES) {
+                self.questions.ask(question);
+            }
         } else if memchr::memmem::find(params, b"request.cancel").is_some() {
             let [kind, payload] = members(params, ["type", "payload"]);
             let [id] = payload.map_or([None], |payload| members(payload, ["id"]));

@@ -383,15 +383,6 @@ impl Core {
         }
     }
 
-    /// Whether a turn has no terminal frame yet, of the session `sid` or of any.
-    #[must_use]
-    pub fn has_pending_turn(&self, sid: Option<&str>) -> bool {
-        match sid {
-            Some(sid) => self.pending.has_turn_of(sid),
-            None => self.pending.turns() > 0,
-        }
-    }
-
     /// Whether there is a process that signals reach.
     fn host_runs(&self) -> bool {
         matches!(

@@ -182,3 +182,99 @@ fn broken_lines_of_known_types_are_left_to_the_host() {
         "a whole one is acted on"
     );
 }
+
+#[test]
+fn a_shutdown_is_done_however_much_waits() {
+    let shutdown = r#"{"type":"shutdown","request_id":"bye"}"#;
+    let mut told = Told::starting();
+    for number in 0..limits::KEPT_FRAMES + 1 {
+        told.gateway(&format!(r#"{{"type":"control","request_id":{number}}}"#));
+    }
+    assert_eq!(told.gateway(shutdown), []);
+    told.host(HELLO);
+    told.step(Event::Registered(Ok(())));
+    assert!(matches!(told.core.drain, Some(Drain::Until(_))));
+
+    let mut told = Told::ready();
+    let interrupt =
+        |number| format!(r#"{{"type":"interrupt","sid":"s","request_id":"i{number}"}}"#);
+    for number in 0..limits::MAX_PENDING_FRAMES {
+        told.gateway(&format!(r#"{{"type":"control","request_id":{number}}}"#));
+    }
+    assert_eq!(told.gateway(&interrupt(0)), [Action::RelayToHost]);
+    let refused = told.gateway(r#"{"type":"control","request_id":"c"}"#);
+    assert_eq!(types(&refused), ["control.error"]);
+    for number in 1..limits::MAX_PENDING_FRAMES {
+        told.gateway(&interrupt(number));
+    }
+    assert_eq!(
+        types(&told.gateway(&interrupt(0))),
+        ["error"],
+        "there is a bound"
+    );
+    assert_eq!(told.gateway(shutdown), [Action::RelayToHost]);
+    assert!(matches!(told.core.drain, Some(Drain::Until(_))));
+}
+
+#[test]
+fn an_answer_under_a_made_id_settles_a_frame_whose_id_is_no_use() {
+    let long = "x".repeat(limits::max_request_id_bytes(limits::MAX_FRAME_BYTES));
+    let far = "x".repeat(limits::LOOK_BYTES);
+    let made = |kind: &str| format!(r#"{{"type":"{kind}","sid":"s","request_id":"made"}}"#);
+    for (line, answer) in [
+        (
+            format!(r#"{{"type":"turn.start","sid":"s","request_id":"{long}"}}"#),
+            made("turn.error"),
+        ),
+        (
+            format!(r#"{{"type":"control","sid":"s","request_id":"{long}"}}"#),
+            made("control.error"),
+        ),
+        (
+            format!(r#"{{"type":"session.close","sid":"s","request_id":"{long}"}}"#),
+            made("error"),
+        ),
+        (
+            format!(r#"{{"type":"shutdown","sid":"s","request_id":"{long}"}}"#),
+            made("error"),
+        ),
+        (
+            format!(r#"{{"type":"turn.start","sid":"s","a":"{far}","request_id":"r", broken"#),
+            made("turn.error"),
+        ),
+        (
+            format!(r#"{{"type":"control","sid":"s","a":"{far}","request_id":"r", broken"#),
+            r#"{"type":"error","sid":"s","message":"invalid json"}"#.to_owned(),
+        ),
+        (
+            format!(r#"{{"type":"interrupt","sid":"{far}","request_id":"r"}}"#),
+            r#"{"type":"error","request_id":"r","message":"sid"}"#.to_owned(),
+        ),
+        (
+            r#"{"type":"interrupt","sid":"s"}"#.to_owned(),
+            made("error"),
+        ),
+    ] {
+        let mut told = Told::ready();
+        assert_eq!(told.gateway(&line), [Action::RelayToHost]);
+        assert_eq!(told.host(&answer), [Action::RelayToGateway], "{answer}");
+        let told_at_crash = types(&told.crash(0));
+        assert_eq!(told_at_crash, ["host.exited"], "{}", &line[..60]);
+    }
+}
+
+#[test]
+fn ids_that_wait_are_bounded_in_bytes() {
+    let long = "x".repeat(limits::max_request_id_bytes(limits::MAX_FRAME_BYTES) - 10);
+    let mut told = Told::ready();
+    let mut send = |number: usize| {
+        told.gateway(&format!(
+            r#"{{"type":"control","request_id":"{number}{long}"}}"#
+        ))
+    };
+    let relayed = (0..100).filter(|number| send(*number) == [Action::RelayToHost]);
+    assert_eq!(relayed.count(), 32);
+    assert!(told.core.pending.bytes() <= pending::MAX_PENDING_BYTES);
+    told.crash(0);
+    assert_eq!(told.core.pending.bytes(), 0);
+}
