@@ -298,7 +298,7 @@ impl World {
             let line = match self.random.below(40) {
                 0 => r#"{"type":"hello","protocol_version":2}"#,
                 1 => r#"{"type":"hello","home":"/home/b"}"#,
-                2 => r#"{"type":"hello","boot_id":7}"#,
+                2 => r#"{"type":"hello","boot_id":[]}"#,
                 3 => "junk",
                 4 => r#"{"type":"hb"}"#,
                 5 => return self.exit_by_itself(),

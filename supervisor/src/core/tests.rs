@@ -278,3 +278,60 @@ fn ids_that_wait_are_bounded_in_bytes() {
     told.crash(0);
     assert_eq!(told.core.pending.bytes(), 0);
 }
+
+#[test]
+fn a_hello_is_read_as_any_frame_is() {
+    for line in [
+        r#"{"type":"hello","version":null,"build_sha":null,"boot_id":null,"home":null}"#,
+        r#"{"type":"hello","home":"/home/b","h\u006fme":"/home/a","home":"/home/a"}"#,
+        r#"{"type":"hello","protocol_version":1.0,"heartbeat_secs":"15"}"#,
+        r#"{"type":"hello","protocol_version":"1","boot_id":7,"version":"\ud800"}"#,
+        r#"{"type":"hello","protocol_version":null,"heartbeat_secs":[]}"#,
+    ] {
+        let mut told = Told::starting();
+        let actions = told.host(line);
+        assert!(actions.contains(&Action::RelayToGateway), "{line}");
+        assert!(matches!(told.core.phase, Phase::Registering), "{line}");
+    }
+    for line in [
+        r#"{"type":"hello","protocol_version":1.5}"#,
+        r#"{"type":"hello","protocol_version":2}"#,
+        r#"{"type":"hello","protocol_version":[1]}"#,
+        r#"{"type":"hello","home":{}}"#,
+        r#"{"type":"hello","home":"/home/a","home":"/home/b"}"#,
+        r#"{"type":"hello","build_sha":"other"}"#,
+    ] {
+        let mut told = Told::starting();
+        told.host(line);
+        assert!(matches!(told.core.phase, Phase::Failed { .. }), "{line}");
+    }
+}
+
+#[test]
+fn a_second_hello_is_no_restart() {
+    let mut told = Told::ready();
+    let actions = told.host(HELLO);
+    assert!(matches!(actions[..], [Action::Log(..)]), "{actions:?}");
+    // Nor is one that comes after its host was told to end for its silence.
+    let mut told = Told::starting();
+    told.now += from_ms(limits::HELLO_WAIT_MS);
+    told.step(Event::Time(None));
+    let actions = told.host(HELLO);
+    assert!(matches!(actions[..], [Action::Log(..)]), "{actions:?}");
+}
+
+#[test]
+fn heartbeats_are_expected_at_a_sensible_pace() {
+    for (secs, first_look) in [
+        ("1e-9", Some(from_ms(10) / 4)),
+        ("15", Some(from_ms(15_000) / 4)),
+        ("0", None),
+    ] {
+        let mut told = Told::starting();
+        told.host(&format!(r#"{{"type":"hello","heartbeat_secs":{secs}}}"#));
+        told.step(Event::Registered(Ok(())));
+        told.host(r#"{"type":"hb"}"#);
+        let look = told.core.deadline().map(|at| at - told.now);
+        assert_eq!(look, first_look, "{secs}");
+    }
+}
