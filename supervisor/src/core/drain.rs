@@ -40,6 +40,7 @@ impl Core {
             self.drain = None;
             self.drain_by(now, limits::SIGNAL_WAIT_MS);
             actions.push(Action::SignalHost(Signal::Terminate));
+            actions.push(Action::SignalHost(Signal::Continue));
         }
     }
 
@@ -90,6 +91,8 @@ impl Core {
     pub(super) fn close_host_input(&mut self, now: Nanos, actions: &mut Vec<Action>) {
         self.drain_by(now, limits::STDIN_CLOSED_WAIT_MS);
         actions.push(Action::CloseHostInput);
+        // A stopped host would not see it.
+        actions.push(Action::SignalHost(Signal::Continue));
     }
 
     /// Whether a host is there that will soon take frames.

@@ -14,7 +14,7 @@ use super::notice::{Addressee, Notice};
 use super::pending::{
     Answered, Kind, MAX_PENDING_BYTES, MAX_QUESTION_BYTES, Owed, Serial, request_id,
 };
-use super::{Action, Core, Drain, Kept, Nanos, Next, Phase};
+use super::{Action, Core, Drain, Kept, Nanos, Next, Phase, Signal};
 
 /// The frame that only a supervisor takes: start a host now. It is owed no answer.
 const RESTART: &str = "host.restart";
@@ -132,8 +132,13 @@ impl Core {
         let Some(serial) = self.remember(owed, actions) else {
             return;
         };
+        let was_draining = self.drain.is_some();
         self.note_sent(serial, line, now);
         actions.push(Action::RelayToHost);
+        if self.drain.is_some() && !was_draining {
+            // A stopped host would not read its shutdown.
+            actions.push(Action::SignalHost(Signal::Continue));
+        }
     }
 
     /// Enters a frame among those that are owed an answer, or refuses it; the inner `None` is a
@@ -276,7 +281,13 @@ impl Core {
             }
             self.kept_bytes -= frame.line.len();
             if let Some(turn) = self.pending.remove(serial) {
-                actions.push(Action::Tell(interrupted(turn, &frame.line, now)));
+                let session_key = self.session_key(&turn, &frame.line);
+                actions.push(Action::Tell(Notice::SessionInfo {
+                    sid: turn.sid.clone().unwrap_or_default(),
+                    session_key: session_key.clone(),
+                }));
+                let end = interrupted(turn, session_key, &frame.line, now);
+                actions.push(Action::Tell(end));
                 applied = true;
             }
             false
@@ -286,6 +297,14 @@ impl Core {
             to: addressee(owed.kind, owed.id.clone(), owed.sid.clone()),
             applied_ns: applied.then_some(now),
         }));
+    }
+
+    /// The conversation of a turn: what its frame names, else its session.
+    fn session_key(&self, turn: &Owed, line: &[u8]) -> String {
+        let [key] = members(line, ["session_key"]);
+        let key = key.and_then(text).map(Cow::into_owned);
+        let named = self.short_name(key);
+        named.unwrap_or_else(|| turn.sid.clone().unwrap_or_default())
     }
 
     fn restart_asked(&mut self, now: Nanos, actions: &mut Vec<Action>) {
@@ -388,16 +407,13 @@ fn answered(line: &[u8]) -> Option<Answered> {
 }
 
 /// The end of a kept turn that an interrupt reached before any host.
-fn interrupted(turn: Owed, line: &[u8], now: Nanos) -> Notice {
-    let [key, version] = members(line, ["session_key", "history_version"]);
-    let to = addressee(turn.kind, turn.id, turn.sid);
+fn interrupted(turn: Owed, session_key: String, line: &[u8], now: Nanos) -> Notice {
+    let [version] = members(line, ["history_version"]);
     let number: Option<&RawValue> = version.and_then(|raw| serde_json::from_slice(raw).ok());
     Notice::Interrupted {
-        session_key: key
-            .and_then(text)
-            .map_or_else(|| to.sid.clone(), |key| key.into_owned()),
+        session_key,
         history_version: number.and_then(|raw| raw.get().parse().ok()),
-        to,
+        to: addressee(turn.kind, turn.id, turn.sid),
         ended_ns: now,
     }
 }

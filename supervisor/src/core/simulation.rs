@@ -635,6 +635,7 @@ impl World {
             }
             Notice::GaveUp { .. }
             | Notice::TooLong { .. }
+            | Notice::SessionInfo { .. }
             | Notice::ErrorEvent { .. }
             | Notice::Withdrawn { .. }
             | Notice::Exited { .. } => {}

@@ -212,7 +212,7 @@ fn a_shutdown_is_done_however_much_waits() {
         ["error"],
         "there is a bound"
     );
-    assert_eq!(told.gateway(shutdown), [Action::RelayToHost]);
+    assert_eq!(told.gateway(shutdown)[0], Action::RelayToHost);
     assert!(matches!(told.core.drain, Some(Drain::Until(_))));
 }
 
@@ -334,4 +334,38 @@ fn heartbeats_are_expected_at_a_sensible_pace() {
         let look = told.core.deadline().map(|at| at - told.now);
         assert_eq!(look, first_look, "{secs}");
     }
+}
+
+#[test]
+fn a_turn_that_no_host_had_ends_with_all_that_an_end_has() {
+    let mut told = Told::waiting();
+    told.gateway(r#"{"type":"turn.start","sid":"s","session_key":"k","request_id":"t"}"#);
+    let frames = frames(&told.gateway(r#"{"type":"interrupt","sid":"s","request_id":"i"}"#));
+    let [info, end, ack] = &frames[..] else {
+        panic!("{frames:?}");
+    };
+    let params = &info["message"]["params"];
+    assert_eq!(params["type"], "session.info");
+    assert_eq!(params["session_id"], "s");
+    assert_eq!(params["payload"]["stored_session_id"], "k");
+    assert_eq!(params["payload"]["running"], false);
+    assert_eq!(end["type"], "turn.end");
+    assert_eq!(end["session_info"], params["payload"]);
+    assert_eq!(end["session_info_emitted"], true);
+    assert_eq!(end["message_count"], 0);
+    assert_eq!(end["history_version"], 0);
+    assert_eq!(end["usage"]["calls"], 0);
+    assert_eq!(ack["applied"], true);
+}
+
+#[test]
+fn a_stopped_host_is_woken_to_end() {
+    let wakes = Action::SignalHost(Signal::Continue);
+    for event in [Event::Terminate, Event::GatewayClosed] {
+        let actions = Told::ready().step(event);
+        assert_eq!(actions.last(), Some(&wakes));
+    }
+    let shutdown = r#"{"type":"shutdown","request_id":"x"}"#;
+    let mut told = Told::ready();
+    assert_eq!(told.gateway(shutdown), [Action::RelayToHost, wakes]);
 }
