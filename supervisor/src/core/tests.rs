@@ -369,3 +369,60 @@ fn a_stopped_host_is_woken_to_end() {
     let mut told = Told::ready();
     assert_eq!(told.gateway(shutdown), [Action::RelayToHost, wakes]);
 }
+
+#[test]
+fn a_host_that_cannot_be_killed_is_left_behind_at_the_end() {
+    let turn = r#"{"type":"turn.start","sid":"s","request_id":"t","text":"x"}"#;
+    let after = |told: &mut Told, ms: u64| {
+        let until = told.now + from_ms(ms);
+        let mut all = Vec::new();
+        while let Some(at) = told.core.deadline()
+            && at <= until
+        {
+            told.now = at;
+            let actions = told.step(Event::Time(None));
+            let ended = matches!(actions.last(), Some(Action::End(_)));
+            all.extend(actions);
+            if ended {
+                return all;
+            }
+        }
+        told.now = until;
+        all
+    };
+    for (event, budget) in [
+        (Event::GatewayClosed, limits::STDIN_CLOSED_WAIT_MS),
+        (Event::Terminate, limits::SIGNAL_WAIT_MS),
+    ] {
+        let mut told = Told::ready();
+        told.gateway(turn);
+        told.step(event);
+        let actions = after(&mut told, budget + limits::DRAIN_EXCESS_MS + 5_000);
+        assert_eq!(actions.last(), Some(&Action::End(EndCode::Orderly)));
+        let frames = frames(&actions);
+        let terminal = frames.last().unwrap();
+        assert_eq!(terminal["type"], "turn.error");
+        assert_eq!(terminal["reason"], "draining");
+        assert_eq!(terminal["execution_state"], "unknown");
+        assert_eq!(told.core.deadline(), None);
+        assert_eq!(told.crash(9), [], "what comes later is too late");
+    }
+
+    // One that failed is waited for, until an end is asked for.
+    let mut told = Told::ready();
+    told.gateway(turn);
+    told.step(Event::HostPipeClosed);
+    let actions = after(&mut told, 100_000);
+    assert!(actions.contains(&Action::SignalHost(Signal::Kill)));
+    assert_eq!(told.core.deadline(), None);
+    told.step(Event::GatewayClosed);
+    let actions = after(&mut told, 10_000);
+    assert_eq!(actions.last(), Some(&Action::End(EndCode::Orderly)));
+
+    // The first one that fails is waited for by nobody.
+    let mut told = Told::starting();
+    told.gateway(turn);
+    let actions = after(&mut told, 100_000);
+    assert_eq!(actions.last(), Some(&Action::End(EndCode::NoFirstHost)));
+    assert_eq!(types(&actions), ["rpc", "turn.error", "host.gave_up"]);
+}
