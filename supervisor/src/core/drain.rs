@@ -33,12 +33,14 @@ impl Core {
 
     /// Somebody sent the supervisor a signal: the host gets it too.
     pub(super) fn terminate(&mut self, now: Nanos, actions: &mut Vec<Action>) {
+        self.terminated = true;
         if !self.host_runs() {
             self.end_without_host(EndCode::Orderly, actions);
         } else if matches!(self.drain, None | Some(Drain::AfterHello)) {
             self.drain = None;
             self.drain_by(now, limits::SIGNAL_WAIT_MS);
             actions.push(Action::SignalHost(Signal::Terminate));
+            actions.push(Action::SignalHost(Signal::Continue));
         }
     }
 
@@ -47,19 +49,50 @@ impl Core {
         self.end_without_host(EndCode::Orderly, actions);
     }
 
-    /// A `shutdown` frame went to the host.
-    pub(super) fn shutdown_sent(&mut self, line: &[u8], now: Nanos) {
+    /// A `shutdown` frame, which begins at `offset`, went to the host.
+    pub(super) fn shutdown_sent(&mut self, line: &[u8], offset: u64, now: Nanos) {
         let [wait_ms] = members(line, ["wait_ms"]);
         let wait_ms = wait_ms
             .and_then(|raw| serde_json::from_slice::<u64>(raw).ok())
             .unwrap_or(limits::SHUTDOWN_WAIT_MS)
             .min(limits::MAX_SHUTDOWN_WAIT_MS);
-        self.drain_by(now, wait_ms);
+        if self.drain_by(now, wait_ms) {
+            self.drained_by = Some(offset);
+        }
+    }
+
+    /// The host drains by a `shutdown` that looked as if it would be refused, or after one that
+    /// was: how long it takes is not known, but its end is no crash.
+    pub(super) fn shutdown_accepted(&mut self, now: Nanos) {
+        self.drain_by(now, limits::MAX_SHUTDOWN_WAIT_MS);
+    }
+
+    /// The host refused the `shutdown` that begins at `offset`, and works on. What was asked for
+    /// meanwhile, and changed nothing then, counts now.
+    pub(super) fn shutdown_refused(
+        &mut self,
+        offset: Option<u64>,
+        now: Nanos,
+        actions: &mut Vec<Action>,
+    ) {
+        let began_drain = offset.is_some() && offset == self.drained_by;
+        if !began_drain || !matches!(self.drain, Some(Drain::Until(_))) {
+            return;
+        }
+        self.drain = None;
+        self.drained_by = None;
+        if self.terminated {
+            self.terminate(now, actions);
+        } else if self.gateway_closed {
+            self.drain_by(now, limits::STDIN_CLOSED_WAIT_MS);
+        }
     }
 
     pub(super) fn close_host_input(&mut self, now: Nanos, actions: &mut Vec<Action>) {
         self.drain_by(now, limits::STDIN_CLOSED_WAIT_MS);
         actions.push(Action::CloseHostInput);
+        // A stopped host would not see it.
+        actions.push(Action::SignalHost(Signal::Continue));
     }
 
     /// Whether a host is there that will soon take frames.
@@ -93,10 +126,13 @@ impl Core {
         }
     }
 
-    fn drain_by(&mut self, now: Nanos, wait_ms: u64) {
-        if matches!(self.drain, None | Some(Drain::AfterHello)) {
+    /// Begins a drain where none has begun; answers whether it did.
+    fn drain_by(&mut self, now: Nanos, wait_ms: u64) -> bool {
+        let begins = matches!(self.drain, None | Some(Drain::AfterHello));
+        if begins {
             let kill_at = now + from_ms(wait_ms) + from_ms(limits::DRAIN_EXCESS_MS);
             self.drain = Some(Drain::Until(kill_at));
         }
+        begins
     }
 }

@@ -46,6 +46,23 @@ impl Core {
         actions.push(Action::SignalSession(Signal::Terminate));
     }
 
+    /// Ends although a host that was killed is still there. Its record stays, so that the next
+    /// supervisor finds it.
+    pub(super) fn leave_host(&mut self, actions: &mut Vec<Action>) {
+        let message = "the host does not end, not even by SIGKILL; it is left behind";
+        actions.push(Action::Log(Level::Error, message.to_owned()));
+        let code = if self.end_was_asked_for() {
+            EndCode::Orderly
+        } else {
+            EndCode::NoFirstHost
+        };
+        let next = Next::End(code);
+        // How much of its input was written is not known here: all of it may be.
+        self.answer_everything(message, Some(u64::MAX), next, actions);
+        self.announce_end(next, actions);
+        self.enter(next, actions);
+    }
+
     pub(super) fn spawn_failed(&mut self, message: String, now: Nanos, actions: &mut Vec<Action>) {
         actions.push(Action::Log(Level::Error, message.clone()));
         let next = self.after_end(&message, None, None, now, actions);

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
 use serde::de::IgnoredAny;
 use turnhost_protocol::frame::RequestId;
 use turnhost_protocol::frame::output::{ExecutionState, Reason};
@@ -13,27 +12,71 @@ use turnhost_protocol::look::{Look, look, members, text};
 
 use super::gateway::addressee;
 use super::notice::Notice;
-use super::pending::{Kind, Question, Settled, request_id};
+use super::pending::{Kind, MAX_QUESTION_BYTES, Question, Settled, request_id};
 use super::watchdog::Watchdog;
 use super::{Action, Core, Drain, Level, Nanos, Phase, from_ms};
 
 /// What a hello is read for.
-#[derive(Deserialize)]
 struct Hello {
-    #[serde(default)]
     boot_id: String,
-    #[serde(default)]
     build_sha: String,
-    #[serde(default)]
     home: String,
-    #[serde(default)]
     hermes_home: String,
-    #[serde(default)]
     version: String,
-    #[serde(default)]
-    protocol_version: Option<u32>,
-    #[serde(default)]
+    protocol_version: Option<f64>,
     heartbeat_secs: Option<f64>,
+}
+
+impl Hello {
+    /// Reads a line that is JSON as SPEC §2 reads frames: `null` is absent, the last of equal keys
+    /// counts, numbers and the text of their digits are the same. The error names the field.
+    fn read(line: &[u8]) -> Result<Self, &'static str> {
+        let [home, hermes_home, boot_id, build_sha, version] = members(
+            line,
+            ["home", "hermes_home", "boot_id", "build_sha", "version"],
+        );
+        let [protocol_version, heartbeat_secs] =
+            members(line, ["protocol_version", "heartbeat_secs"]);
+        Ok(Self {
+            boot_id: name(boot_id).ok_or("boot_id must be text")?,
+            build_sha: name(build_sha).ok_or("build_sha must be text")?,
+            home: name(home).ok_or("home must be text")?,
+            hermes_home: name(hermes_home).ok_or("hermes_home must be text")?,
+            version: name(version).ok_or("version must be text")?,
+            protocol_version: match present(protocol_version) {
+                None => None,
+                Some(raw) => Some(number(raw).ok_or("protocol_version must be a number")?),
+            },
+            // Without one that is of use the supervisor's own counts.
+            heartbeat_secs: present(heartbeat_secs).and_then(number),
+        })
+    }
+}
+
+fn present(raw: Option<&[u8]>) -> Option<&[u8]> {
+    raw.filter(|raw| *raw != b"null")
+}
+
+/// Text, or the digits of a number; absent is empty.
+fn name(raw: Option<&[u8]>) -> Option<String> {
+    let Some(raw) = present(raw) else {
+        return Some(String::new());
+    };
+    let mut raw = raw.to_vec();
+    turnhost_protocol::json::replace_lone_surrogates(&mut raw);
+    let digits = || {
+        serde_json::from_slice::<serde_json::Number>(&raw).ok()?;
+        String::from_utf8(raw.clone()).ok()
+    };
+    text(&raw).map(Cow::into_owned).or_else(digits)
+}
+
+/// A number, or text that is one.
+fn number(raw: &[u8]) -> Option<f64> {
+    match text(raw) {
+        Some(text) => text.trim().parse().ok(),
+        None => serde_json::from_slice(raw).ok(),
+    }
 }
 
 impl Core {
@@ -49,7 +92,12 @@ impl Core {
             Phase::Starting { .. } => self.before_hello(&name, line, now, actions),
             Phase::Registering | Phase::Ready { .. } | Phase::Failed { .. } => {
                 self.watchdog.saw_frame(&*name == "hb", now);
-                self.frame(&name, line, &look, actions);
+                if name == "hello" {
+                    // To the gateway another hello is another host.
+                    let message = "a hello that is not its host's first frame is dropped";
+                    return actions.push(Action::Log(Level::Warning, message.to_owned()));
+                }
+                self.frame(&name, line, &look, now, actions);
             }
             Phase::Waiting { .. }
             | Phase::Spawning
@@ -108,7 +156,7 @@ impl Core {
             let message = format!("the host wrote {name} before its hello; it is dropped");
             return actions.push(Action::Log(Level::Warning, message));
         }
-        let hello: Hello = match serde_json::from_slice(line) {
+        let hello = match Hello::read(line) {
             Ok(hello) => hello,
             Err(error) => {
                 return self.fail(
@@ -141,7 +189,7 @@ impl Core {
     fn check_hello(&self, hello: &Hello) -> Result<(), String> {
         if hello
             .protocol_version
-            .is_some_and(|version| version != PROTOCOL_VERSION)
+            .is_some_and(|version| version != f64::from(PROTOCOL_VERSION))
         {
             return Err(format!(
                 "the host speaks protocol version {}, this supervisor {PROTOCOL_VERSION}; \
@@ -206,7 +254,14 @@ impl Core {
         }
     }
 
-    fn frame(&mut self, name: &str, line: &[u8], look: &Look<'_>, actions: &mut Vec<Action>) {
+    fn frame(
+        &mut self,
+        name: &str,
+        line: &[u8],
+        look: &Look<'_>,
+        now: Nanos,
+        actions: &mut Vec<Action>,
+    ) {
         if name == "rpc" {
             self.note_question(line, look);
             return actions.push(Action::RelayToGateway);
@@ -218,9 +273,9 @@ impl Core {
         let (id, sid) = (request_id(look.request_id()), look.sid());
         let Some(kind) = answers else {
             return if name == "error" {
-                self.error_frame(line, id.as_ref(), sid.as_deref(), actions);
+                self.error_frame(line, id.as_ref(), sid.as_deref(), now, actions);
             } else {
-                if let Some(id) = id {
+                if let Some(id) = self.short_id(look.request_id()) {
                     self.pending.adopt(id, sid.as_deref());
                 }
                 actions.push(Action::RelayToGateway);
@@ -228,6 +283,9 @@ impl Core {
         };
         match self.pending.settle(kind, id.as_ref(), sid.as_deref()) {
             Settled::Owed(owed) => {
+                if kind == Kind::Shutdown {
+                    self.shutdown_accepted(now);
+                }
                 if let Some(answered) = owed.answered
                     && is_settled(line, answered.is_lock)
                 {
@@ -249,6 +307,7 @@ impl Core {
         line: &[u8],
         id: Option<&RequestId>,
         sid: Option<&str>,
+        now: Nanos,
         actions: &mut Vec<Action>,
     ) {
         match self.pending.settle_by_error(id, sid) {
@@ -262,7 +321,14 @@ impl Core {
                     message: message.unwrap_or_else(|| "the host refused the turn".to_owned()),
                 }));
             }
-            _ => actions.push(Action::RelayToGateway),
+            settled => {
+                actions.push(Action::RelayToGateway);
+                if let Some(owed) = settled
+                    && owed.kind == Kind::Shutdown
+                {
+                    self.shutdown_refused(owed.offset, now, actions);
+                }
+            }
         }
     }
 
@@ -279,11 +345,15 @@ impl Core {
             // The reference leaves `sid` empty on its requests.
             let sid = look.sid().filter(|sid| !sid.is_empty());
             let session = || session.and_then(text).map(Cow::into_owned);
-            self.questions.ask(Question {
+            let question = Question {
                 id: id.into_owned(),
                 sid: sid.or_else(session).unwrap_or_default(),
                 method: method.into_owned(),
-            });
+            };
+            let parts = [&question.id, &question.sid, &question.method];
+            if parts.iter().all(|part| part.len() <= MAX_QUESTION_BYTES) {
+                self.questions.ask(question);
+            }
         } else if memchr::memmem::find(params, b"request.cancel").is_some() {
             let [kind, payload] = members(params, ["type", "payload"]);
             let [id] = payload.map_or([None], |payload| members(payload, ["id"]));
@@ -320,6 +390,12 @@ fn interval(heartbeat_secs: Option<f64>, own: Nanos) -> Nanos {
     let longest = limits::MAX_HEARTBEAT_SECS * 1_000;
     match heartbeat_secs {
         Some(secs) if secs.is_finite() && secs >= 0.0 => {
+            // Zero turns them off; less than the least would make each pause a hang.
+            let secs = if secs > 0.0 {
+                secs.max(limits::MIN_HEARTBEAT_SECS)
+            } else {
+                secs
+            };
             // A float becomes the nearest whole number that fits.
             from_ms(((secs * 1_000.0) as u64).min(longest))
         }

@@ -22,6 +22,8 @@ mod watchdog;
 
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -39,6 +41,10 @@ use watchdog::Watchdog;
 
 /// A time on CLOCK_MONOTONIC, or a length of time, in nanoseconds.
 pub type Nanos = u64;
+
+/// How long a killed host is waited for before it is left behind, in milliseconds: only the kernel
+/// itself can hold it.
+const KILL_WAIT_MS: u64 = 3_000;
 
 /// Milliseconds as nanoseconds.
 #[must_use]
@@ -271,6 +277,10 @@ pub struct Core {
     drain: Option<Drain>,
     /// The gateway writes no more; its host's input is closed once it has all.
     gateway_closed: bool,
+    /// Somebody asked the supervisor to end.
+    terminated: bool,
+    /// Where the `shutdown` that began the drain begins in the bytes for the present host.
+    drained_by: Option<u64>,
     /// Some host said hello: what follows are restarts.
     had_host: bool,
     /// What is wrong with the host, for those who ask why none runs.
@@ -279,6 +289,8 @@ pub struct Core {
     sent: u64,
     /// The present host closed a pipe; until then it may end by itself.
     pipe_closed_until: Option<Nanos>,
+    /// The present host was sent SIGKILL; it should be gone by then.
+    gone_by: Option<Nanos>,
     pending: Pending,
     questions: Questions,
     kept: VecDeque<Kept>,
@@ -295,10 +307,13 @@ impl Core {
             phase: Phase::Waiting { at: 0 },
             drain: None,
             gateway_closed: false,
+            terminated: false,
+            drained_by: None,
             had_host: false,
             trouble: String::new(),
             sent: 0,
             pipe_closed_until: None,
+            gone_by: None,
             pending: Pending::default(),
             questions: Questions::default(),
             kept: VecDeque::new(),
@@ -351,7 +366,9 @@ impl Core {
             _ => None,
         };
         let of_pipe = self.pipe_closed_until.filter(|_| self.is_watched());
-        of_phase.into_iter().chain(of_drain).chain(of_pipe).min()
+        let of_killed = self.gone_by.filter(|_| self.may_leave_host());
+        let all = of_phase.into_iter().chain(of_drain).chain(of_pipe);
+        all.chain(of_killed).min()
     }
 
     /// What there is to say of it.
@@ -372,15 +389,6 @@ impl Core {
             kept_frames: self.kept.len(),
             open_requests: self.questions.len(),
             restarts_in_window: self.respawn.granted(),
-        }
-    }
-
-    /// Whether a turn has no terminal frame yet, of the session `sid` or of any.
-    #[must_use]
-    pub fn has_pending_turn(&self, sid: Option<&str>) -> bool {
-        match sid {
-            Some(sid) => self.pending.has_turn_of(sid),
-            None => self.pending.turns() > 0,
         }
     }
 
@@ -412,8 +420,11 @@ impl Core {
             if self.host_runs() {
                 let message = "the host did not end within its budget; killing it";
                 actions.push(Action::Log(Level::Warning, message.to_owned()));
-                actions.push(Action::SignalHost(Signal::Kill));
+                self.kill(now, actions);
             }
+        }
+        if self.may_leave_host() && self.gone_by.is_some_and(|at| at <= now) {
+            return self.leave_host(actions);
         }
         if self.is_watched() && self.pipe_closed_until.is_some_and(|at| at <= now) {
             let message = "the host closed its input or output, but did not end".to_owned();
@@ -441,7 +452,7 @@ impl Core {
             }
             Phase::Failed { kill_at, .. } if kill_at.is_some_and(|at| at <= now) => {
                 *kill_at = None;
-                actions.push(Action::SignalHost(Signal::Kill));
+                self.kill(now, actions);
             }
             Phase::Sweeping(sweep) if sweep.look_at <= now => {
                 actions.push(if sweep.kill_at <= now {
@@ -475,10 +486,22 @@ impl Core {
         };
         self.watchdog = Watchdog::new(0);
         self.pipe_closed_until = None;
+        self.gone_by = None;
         if self.drain == Some(Drain::NoMore) {
             self.drain = None;
             self.terminate(now, actions);
         }
+    }
+
+    fn kill(&mut self, now: Nanos, actions: &mut Vec<Action>) {
+        self.gone_by = Some(now + from_ms(KILL_WAIT_MS));
+        actions.push(Action::SignalHost(Signal::Kill));
+    }
+
+    /// Whether the supervisor is to end, or to fail, so that a host which not even SIGKILL ends is
+    /// waited for no longer. Else it is: no other may be started beside it.
+    fn may_leave_host(&self) -> bool {
+        self.host_runs() && (self.drain.is_some() || !self.had_host)
     }
 
     /// Ends a host that failed; what it owes is answered when it is gone.

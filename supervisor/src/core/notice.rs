@@ -3,12 +3,15 @@
 //! The core decides what is said; here it becomes a line, with its time.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use turnhost_protocol::frame::RequestId;
-use turnhost_protocol::frame::output::{ErrorCode, ExecutionState, Output, Reason, TurnError};
+use turnhost_protocol::frame::output::{
+    ErrorCode, ExecutionState, Output, Reason, TurnEnd, TurnError,
+};
 use turnhost_protocol::idle::{Work, idle_proof};
 use turnhost_protocol::limits::{CAPACITY_CODE, CAPACITY_RETRY_MS};
-use turnhost_protocol::rpc::{Event, Message};
+use turnhost_protocol::rpc::{Event, Message, SessionInfo, Usage};
 
 use super::pending::Kind;
 
@@ -46,13 +49,21 @@ pub enum Notice {
         /// How long it was and may be.
         message: String,
     },
+    /// What is known of the session of a turn that no host had: its name. SPEC §4 wants it before
+    /// each `turn.end`.
+    SessionInfo {
+        /// The session.
+        sid: String,
+        /// Its conversation.
+        session_key: String,
+    },
     /// A kept turn ended before any host had it.
     Interrupted {
         /// The turn.
         to: Addressee,
         /// Its conversation.
         session_key: String,
-        /// The version that its frame named.
+        /// The version that its frame named: the turn changed nothing.
         history_version: Option<u64>,
         /// When, on CLOCK_MONOTONIC.
         ended_ns: u64,
@@ -119,10 +130,15 @@ impl std::fmt::Display for Exit {
 impl Notice {
     /// Appends the line to `into`.
     pub fn encode(&self, max_frame_bytes: usize, into: &mut Vec<u8>) {
-        self.output().encode(max_frame_bytes, into);
+        let info = match self {
+            Self::Interrupted { session_key, .. } => session_info(session_key),
+            _ => session_info(""),
+        };
+        self.output(&info).encode(max_frame_bytes, into);
     }
 
-    fn output(&self) -> Output<'_> {
+    /// The frame; `info` is what the end of a turn shows of its session.
+    fn output<'a>(&'a self, info: &'a SessionInfo) -> Output<'a> {
         match self {
             Self::Refused {
                 to,
@@ -136,20 +152,28 @@ impl Notice {
                 message: message.into(),
                 code: ErrorCode::FrameTooLarge,
             },
+            Self::SessionInfo { sid, session_key } => {
+                let info = session_info(session_key);
+                event(sid, Event::SessionInfo(Box::new(Cow::Owned(info))))
+            }
             Self::Interrupted {
                 to,
                 session_key,
                 history_version,
                 ended_ns,
-            } => Output::TurnEndUnsent {
+            } => Output::TurnEnd(TurnEnd {
                 sid: &to.sid,
                 request_id: &to.id,
                 session_key,
-                history_version: *history_version,
+                history_version: history_version.unwrap_or_default(),
+                message_count: 0,
                 interrupted: true,
                 ended_ns: *ended_ns,
-                session_info_emitted: false,
-            },
+                session_info: Some(info),
+                session_info_emitted: true,
+                usage: &info.usage,
+                truncated: false,
+            }),
             Self::InterruptAck { to, applied_ns } => Output::InterruptAck {
                 sid: &to.sid,
                 request_id: &to.id,
@@ -196,6 +220,23 @@ impl Notice {
                 message: message.into(),
             },
         }
+    }
+}
+
+/// A session of which only its name is known: no host has it.
+fn session_info(session_key: &str) -> SessionInfo {
+    SessionInfo {
+        model: String::new(),
+        cwd: String::new(),
+        running: false,
+        title: String::new(),
+        stored_session_id: session_key.to_owned(),
+        usage: Usage::default(),
+        personality: String::new(),
+        tools: BTreeMap::new(),
+        mcp_servers: Vec::new(),
+        profile_name: String::new(),
+        version: "",
     }
 }
 

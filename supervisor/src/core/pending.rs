@@ -38,6 +38,18 @@ pub enum Kind {
     Other,
 }
 
+/// The kinds that our own host refuses by an `error`.
+const ANSWERED_BY_ERROR: [Kind; 8] = [
+    Kind::Interrupt,
+    Kind::RequestsOpen,
+    Kind::SessionList,
+    Kind::SessionResume,
+    Kind::SessionClose,
+    Kind::IdleProbe,
+    Kind::Shutdown,
+    Kind::Other,
+];
+
 impl Kind {
     /// What a frame of the type `name` is owed, if anything.
     #[must_use]
@@ -104,6 +116,24 @@ pub(super) struct Owed {
     pub(super) answered: Option<Answered>,
 }
 
+/// Ids and names of the frames that are owed an answer, together, in bytes. One id may have a
+/// megabyte.
+pub(super) const MAX_PENDING_BYTES: usize = 64 * 1024 * 1024;
+
+/// Longest id, session and method of a question that is remembered, in bytes: a hundred times
+/// what our own host writes.
+pub(super) const MAX_QUESTION_BYTES: usize = 2 * 1024;
+
+impl Owed {
+    /// What it holds beside itself; an id is held twice.
+    pub(super) fn bytes(&self) -> usize {
+        let id = self.id.as_ref().map_or(0, |id| id.as_json().len());
+        let sid = self.sid.as_ref().map_or(0, String::len);
+        let request = self.answered.as_ref().map_or(0, |it| it.request.len());
+        2 * id + sid + request
+    }
+}
+
 /// What an answer was for.
 #[derive(Debug)]
 pub(super) enum Settled {
@@ -128,6 +158,7 @@ pub(super) struct Pending {
     nameless: HashMap<(Kind, Box<str>), BTreeSet<Serial>>,
     next: Serial,
     turns: usize,
+    bytes: usize,
     /// Hashes of kind and key: a wrong hit is as likely as a wrong bit in memory.
     settled: HashSet<u64>,
     settled_order: VecDeque<u64>,
@@ -180,16 +211,16 @@ impl Pending {
         self.turns
     }
 
-    pub(super) fn has_turn_of(&self, sid: &str) -> bool {
-        self.entries
-            .values()
-            .any(|owed| owed.kind == Kind::Turn && owed.sid.as_deref() == Some(sid))
+    /// What the entries hold: [`Owed::bytes`].
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub(super) fn add(&mut self, owed: Owed) -> Serial {
         let serial = self.next;
         self.next += 1;
         self.turns += usize::from(owed.kind == Kind::Turn);
+        self.bytes += owed.bytes();
         match &owed.id {
             Some(id) => {
                 let key = key(id);
@@ -232,6 +263,7 @@ impl Pending {
     pub(super) fn remove(&mut self, serial: Serial) -> Option<Owed> {
         let owed = self.entries.remove(&serial)?;
         self.turns -= usize::from(owed.kind == Kind::Turn);
+        self.bytes -= owed.bytes();
         match &owed.id {
             Some(id) => {
                 let key = key(id);
@@ -272,7 +304,10 @@ impl Pending {
             if id.is_some_and(is_settled) {
                 return Settled::Repeated;
             }
-            serial = self.oldest_nameless(kind, sid);
+            // A host may understand what looked broken here.
+            serial = self
+                .named(id, sid, |owed| owed.kind == Kind::Other)
+                .or_else(|| self.oldest_nameless(kind, sid));
         }
         if let Some(owed) = serial.and_then(|serial| self.remove(serial)) {
             if let (None, Some(id)) = (&owed.id, id) {
@@ -284,17 +319,31 @@ impl Pending {
     }
 
     /// Takes the entry that an `error` frame is for: any kind, a turn last, since our own host
-    /// answers turns differently.
+    /// answers turns differently. One under an id that nobody here knows, made by the host, is
+    /// for a frame without one.
     pub(super) fn settle_by_error(
         &mut self,
         id: Option<&RequestId>,
         sid: Option<&str>,
     ) -> Option<Owed> {
+        let of_made_id = || {
+            let is_settled =
+                |kind| id.is_some_and(|id| self.settled.contains(&self.hash(kind, &key(id))));
+            if id.is_none() || ANSWERED_BY_ERROR.into_iter().any(is_settled) {
+                return None;
+            }
+            let oldest = |kind| self.oldest_nameless(kind, sid);
+            ANSWERED_BY_ERROR.into_iter().filter_map(oldest).min()
+        };
         let serial = self
             .named(id, sid, |owed| owed.kind != Kind::Turn)
             .or_else(|| self.named(id, sid, |_| true))
-            .or_else(|| self.oldest_nameless(Kind::Other, sid))?;
-        self.remove(serial)
+            .or_else(of_made_id)?;
+        let owed = self.remove(serial)?;
+        if let (None, Some(id)) = (&owed.id, id) {
+            self.remember(owed.kind, &key(id));
+        }
+        Some(owed)
     }
 
     /// Gives the oldest turn of `sid` without an id the one that its host made for it.
@@ -307,7 +356,9 @@ impl Pending {
         {
             self.forget_nameless(&owed, serial);
             self.index(&key(&id), serial);
+            self.bytes -= owed.bytes();
             owed.id = Some(id);
+            self.bytes += owed.bytes();
             self.entries.insert(serial, owed);
         }
     }

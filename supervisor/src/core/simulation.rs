@@ -47,6 +47,11 @@ struct Host {
     accepted: bool,
     running: bool,
     deaf: bool,
+    /// Nothing ends it once it was killed; `stuck` from then on.
+    unkillable: bool,
+    stuck: bool,
+    killed: bool,
+    greeted: bool,
     dying: Option<Exit>,
     input_closed: bool,
     /// Lines with the offset at which each begins.
@@ -77,6 +82,8 @@ struct World {
     restarts: VecDeque<Nanos>,
     asked_restart: bool,
     had_spawn: bool,
+    /// Questions of the present host that are open.
+    questions: HashSet<String>,
     /// Whether each step is printed.
     shown: bool,
 }
@@ -135,7 +142,8 @@ impl World {
             ..RespawnRules::default()
         };
         let rules = Rules {
-            max_frame_bytes: limits::MAX_FRAME_BYTES,
+            // Small, so that ids which are too long for it are cheap.
+            max_frame_bytes: limits::MIN_MAX_FRAME_BYTES,
             homes: vec![PathBuf::from("/home/a")],
             build_sha: String::new(),
             heartbeat: from_ms(15_000),
@@ -157,6 +165,7 @@ impl World {
             restarts: VecDeque::new(),
             asked_restart: false,
             had_spawn: false,
+            questions: HashSet::new(),
             shown: false,
         }
     }
@@ -172,7 +181,9 @@ impl World {
         self.finish();
         let open: Vec<_> = self.owed.iter().filter(|(_, count)| **count > 0).collect();
         assert!(open.is_empty(), "frames without an answer: {open:?}");
-        assert!(self.host.is_none(), "a host was left behind");
+        let left = self.host.as_ref().filter(|host| !host.stuck);
+        assert!(left.is_none(), "a host was left behind");
+        assert!(self.questions.is_empty(), "a question stays open");
     }
 
     /// Asks for an end, and lets time pass until it is there.
@@ -229,6 +240,14 @@ impl World {
             && at < until
         {
             self.now = self.now.max(at);
+            if self
+                .host
+                .as_ref()
+                .is_some_and(|host| host.running && host.killed)
+            {
+                self.exit();
+                continue;
+            }
             let look = HostLook {
                 silent: !self.random.one_in(4),
                 cpu_ticks: Some(self.random.below(2)),
@@ -256,6 +275,19 @@ impl World {
         if odd == 2 {
             return self.step(Event::GatewayLine(format!("junk {number}").as_bytes()));
         }
+        match odd {
+            5 => return self.broken_line(number),
+            6 => return self.long_line(number),
+            7 => {
+                let id = format!("r{number}");
+                let line = json!({"type": "shutdown", "n": number, "request_id": id,
+                    "wait_ms": "soon"});
+                *self.owed.entry(("other", id)).or_default() += 1;
+                return self.step(Event::GatewayLine(line.to_string().as_bytes()));
+            }
+            8 => return self.long_id(number),
+            _ => {}
+        }
         let kind = match odd {
             3 => "shutdown",
             4 => "other",
@@ -281,11 +313,49 @@ impl World {
         self.step(Event::GatewayLine(frame.to_string().as_bytes()));
     }
 
+    /// A line of a known type that is no JSON: an `error` answers it.
+    fn broken_line(&mut self, number: u64) {
+        let kind = match self.random.below(14) {
+            0 => "host.restart",
+            1 | 2 => "shutdown",
+            _ => self.random.pick(&TYPES),
+        };
+        let id = format!("r{number}");
+        let answered = if kind == "turn.start" { kind } else { "other" };
+        *self.owed.entry((answered, id.clone())).or_default() += 1;
+        let sid = self.random.below(4);
+        let line =
+            format!(r#"{{"type":"{kind}","sid":"s{sid}","request_id":"{id}","n":{number}, broken"#);
+        self.step(Event::GatewayLine(line.as_bytes()));
+    }
+
+    /// A line that is too long, of which the head is seen.
+    fn long_line(&mut self, number: u64) {
+        let kind = self.random.pick(&TYPES);
+        let id = format!("r{number}");
+        let answered = if *kind == "turn.start" { kind } else { "other" };
+        *self.owed.entry((answered, id.clone())).or_default() += 1;
+        let head = format!(r#"{{"type":"{kind}","sid":"s1","request_id":"{id}","text":"xx"#);
+        let head = head.as_bytes();
+        self.step(Event::GatewayLineTooLong { head, bytes: 9_999 });
+    }
+
+    /// A frame whose id is too long to be given back: its answer has one that the host made.
+    fn long_id(&mut self, number: u64) {
+        let kind = *self.random.pick(&["turn.start", "control", "respond"]);
+        let sid = format!("s{}", self.random.below(4));
+        let id = "x".repeat(limits::max_request_id_bytes(limits::MIN_MAX_FRAME_BYTES));
+        let name = format!("nameless {sid}");
+        *self.owed.entry((kind, name)).or_default() += 1;
+        let frame = json!({"type": kind, "sid": sid, "n": number, "request_id": id});
+        self.step(Event::GatewayLine(frame.to_string().as_bytes()));
+    }
+
     fn host_event(&mut self) {
         let Some(host) = &mut self.host else {
             return;
         };
-        if !host.running {
+        if !host.running || host.stuck {
             return;
         }
         if let Some(exit) = host.dying
@@ -298,7 +368,7 @@ impl World {
             let line = match self.random.below(40) {
                 0 => r#"{"type":"hello","protocol_version":2}"#,
                 1 => r#"{"type":"hello","home":"/home/b"}"#,
-                2 => r#"{"type":"hello","boot_id":7}"#,
+                2 => r#"{"type":"hello","boot_id":[]}"#,
                 3 => "junk",
                 4 => r#"{"type":"hb"}"#,
                 5 => return self.exit_by_itself(),
@@ -309,13 +379,28 @@ impl World {
             };
             return self.step(Event::HostLine(line.as_bytes()));
         }
-        match self.random.below(16) {
+        match self.random.below(19) {
+            16 if self.random.one_in(4) => self.step(Event::HostPipeClosed),
+            17 => self.answer_too_long(),
+            18 => {
+                let hello = r#"{"type":"hello","home":"/home/a","boot_id":"b"}"#;
+                self.step(Event::HostLine(hello.as_bytes()));
+            }
             0 => self.exit_by_itself(),
             1 => self.step(Event::HostLine(br#"{"type":"hb"}"#)),
             2 => self.step(Event::HostLine(b"{\"type\":\"hb\"")),
             3 => self.repeat_answer(),
             4 => {
                 let id = self.random.below(6);
+                let name = format!("srq-{id}");
+                if self.random.one_in(3) {
+                    let line = json!({"type": "rpc", "sid": "s1", "message":
+                        {"method": "event", "params":
+                            {"type": "request.cancel", "payload": {"id": name}}}});
+                    self.questions.remove(&name);
+                    return self.step(Event::HostLine(line.to_string().as_bytes()));
+                }
+                self.questions.insert(name);
                 let line = json!({"type": "rpc", "sid": "s1", "message":
                     {"id": format!("srq-{id}"), "method": "clarify", "params": {}}});
                 self.step(Event::HostLine(line.to_string().as_bytes()));
@@ -355,6 +440,7 @@ impl World {
             self.restarts.clear();
         }
         self.step(Event::HostExited { exit, written });
+        assert!(self.questions.is_empty(), "a question outlives its host");
     }
 
     fn answer(&mut self) {
@@ -380,6 +466,23 @@ impl World {
             host.answered.push(work);
         }
         self.step(Event::HostLine(line.as_bytes()));
+    }
+
+    /// An answer that is too long is lost, but not the one that is owed.
+    fn answer_too_long(&mut self) {
+        let Some(host) = &mut self.host else { return };
+        let Some(work) = host.inbox.pop_front() else {
+            return;
+        };
+        host.answered.push(work.clone());
+        let line = self.answer_line(&work);
+        let head = line.trim_end_matches('}').as_bytes();
+        let mut head = head.to_vec();
+        head.extend_from_slice(b",\"text\":\"xx");
+        self.step(Event::HostLineTooLong {
+            head: &head,
+            bytes: 9_999,
+        });
     }
 
     fn answer_line(&mut self, work: &Work) -> String {
@@ -452,7 +555,7 @@ impl World {
                 let host = self.running_host();
                 assert!(!host.input_closed);
                 host.input_closed = true;
-                if !host.deaf {
+                if !host.deaf && !host.stuck {
                     host.dying.get_or_insert(Exit::Code(0));
                 }
             }
@@ -471,8 +574,15 @@ impl World {
             Action::SignalHost(signal) => {
                 let host = self.running_host();
                 match signal {
-                    Signal::Kill => host.dying = Some(Exit::Signal(9)),
-                    Signal::Terminate if !host.deaf => {
+                    Signal::Kill if host.unkillable => {
+                        host.stuck = true;
+                        host.dying = None;
+                    }
+                    Signal::Kill => {
+                        host.killed = true;
+                        host.dying = Some(Exit::Signal(9));
+                    }
+                    Signal::Terminate if !host.deaf && !host.stuck => {
                         host.dying.get_or_insert(Exit::Code(0));
                     }
                     Signal::Terminate | Signal::Continue => {}
@@ -540,6 +650,10 @@ impl World {
             accepted: false,
             running: true,
             deaf: self.random.one_in(4),
+            unkillable: self.random.one_in(50),
+            stuck: false,
+            killed: false,
+            greeted: false,
             dying: None,
             input_closed: false,
             sent: Vec::new(),
@@ -558,7 +672,16 @@ impl World {
             !numbered || self.delivered.insert(line.to_owned()),
             "{line} is sent a second time"
         );
-        let frame: Value = serde_json::from_str(line).unwrap_or(Value::Null);
+        let mut frame: Value = serde_json::from_str(line).unwrap_or(Value::Null);
+        if let Some(whole) = line.strip_suffix(", broken") {
+            frame = serde_json::from_str(&format!("{whole}}}")).expect("a frame but for its end");
+            if frame["type"] != "turn.start" {
+                frame["type"] = json!("other");
+            }
+        } else if frame["wait_ms"].is_string() {
+            frame["type"] = json!("other");
+        }
+        let max_id = limits::max_request_id_bytes(limits::MIN_MAX_FRAME_BYTES);
         let host = self.running_host();
         assert!(host.accepted, "{line} is sent before hello");
         assert!(!host.input_closed, "{line} is sent after the end of input");
@@ -572,7 +695,7 @@ impl World {
                     .chain(&["shutdown", "other"])
                     .find(|known| **known == kind)
                     .expect("a known type"),
-                id: text("request_id"),
+                id: text("request_id").filter(|id| id.len() + 2 <= max_id),
                 sid: text("sid").unwrap_or_default(),
             });
         }
@@ -595,6 +718,11 @@ impl World {
         let frame: Value = serde_json::from_str(line).expect("a frame");
         let text = |key: &str| frame[key].as_str().unwrap_or_default().to_owned();
         let (kind, id, sid) = (text("type"), text("request_id"), text("sid"));
+        if kind == "hello" {
+            let host = self.running_host();
+            assert!(!host.greeted, "a second hello of one host");
+            host.greeted = true;
+        }
         if kind == "error" {
             // Two frames of one id are a turn and another one: an error is for the other.
             let owed = self
@@ -633,10 +761,16 @@ impl World {
                 let id = to.id.as_json().trim_matches('"').to_owned();
                 self.settle(kind_name(to.kind), &id, &to.sid);
             }
+            Notice::TooLong { id, .. } => {
+                let id = id.expect("its head shows an id");
+                self.settle("other", id.as_json().trim_matches('"'), "");
+            }
+            Notice::Withdrawn { id, .. } => {
+                assert!(self.questions.remove(&id), "{id} was not open");
+            }
             Notice::GaveUp { .. }
-            | Notice::TooLong { .. }
+            | Notice::SessionInfo { .. }
             | Notice::ErrorEvent { .. }
-            | Notice::Withdrawn { .. }
             | Notice::Exited { .. } => {}
         }
     }
