@@ -68,6 +68,28 @@ fn sigterm_is_forwarded_and_waited_for() {
 }
 
 #[test]
+fn signals_that_a_parent_blocked_are_heard() {
+    let script = "exec env --block-signal=TERM --block-signal=CHLD \"$@\"";
+    let mut gateway = Gateway::start(Supervision::of_fake(&[]).through_shell(script));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.pid())).unwrap();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    assert_eq!(blocked.map(str::trim), Some("0000000000000000"));
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.exit(), Exit::Code(0));
+}
+
+#[test]
+fn a_supervisor_behind_nohup_outlives_its_terminal() {
+    let script = "trap '' HUP; exec \"$@\"";
+    let mut gateway = Gateway::start(Supervision::of_fake(&[]).through_shell(script));
+    gateway.signal(Signal::HUP);
+    assert_eq!(gateway.ask(&turn("s", "t", "x"))["type"], "turn.end");
+    // It is still there to be ended in order.
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.exit(), Exit::Code(0));
+}
+
+#[test]
 fn a_host_that_ends_by_nothing_is_killed_at_the_budget_plus_two_seconds() {
     // End of input: 2 s and 2 s.
     let mut by_input = Gateway::start(deaf_fake(&["--outlive-input"]));
