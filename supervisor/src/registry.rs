@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use turnhost_protocol::file::{FileError, LockedFile, replace};
 use turnhost_protocol::home::{Home, HomeError};
+use turnhost_protocol::json::lossy_path;
 use turnhost_protocol::process::{Identity, random_hex32};
 
 /// Longest record that is read; command lines are the only long thing in it.
@@ -24,6 +25,7 @@ pub struct Record {
     pub host_start_ticks: u64,
     pub kernel_boot_id: String,
     pub pid_namespace: String,
+    #[serde(serialize_with = "lossy_path")]
     pub host_exe: PathBuf,
     pub host_exe_dev_inode: String,
     pub pgid: i32,
@@ -35,6 +37,7 @@ pub struct Record {
     /// Seconds since 1970.
     pub started_at: f64,
     pub argv: Vec<String>,
+    #[serde(serialize_with = "lossy_path")]
     pub home: PathBuf,
 }
 
@@ -123,7 +126,7 @@ impl Registry {
             supervisor_start_ticks: own.start_ticks,
             instance_id: random_hex32(),
         };
-        lock.write(&to_json(&holder))?;
+        lock.write(&to_json(&lock_path, &holder)?)?;
         Ok(Self {
             path: path.unwrap_or_else(|| home.registry()),
             home: home.clone(),
@@ -175,7 +178,7 @@ impl Registry {
             argv,
             home: self.home.path().to_owned(),
         };
-        replace(&self.path, &to_json(&record))
+        replace(&self.path, &to_json(&self.path, &record)?)
     }
 
     /// Removes the record if this instance wrote it.
@@ -250,9 +253,43 @@ fn parse(bytes: &[u8]) -> Content {
     content.unwrap_or(Content::Invalid)
 }
 
-fn to_json(value: &impl Serialize) -> Vec<u8> {
-    // Nothing in these types can fail to serialize.
-    let mut json = serde_json::to_vec_pretty(value).unwrap_or_default();
+/// The text of `value`, which goes to `path`.
+fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, FileError> {
+    let mut json = serde_json::to_vec_pretty(value).map_err(|error| FileError {
+        action: "write",
+        path: path.to_owned(),
+        source: error.into(),
+    })?;
     json.push(b'\n');
-    json
+    Ok(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    fn registry(folder: &Path, name: &[u8]) -> Registry {
+        let path = folder.join(OsString::from_vec(name.to_vec()));
+        let home = Home::find(Some(path), |_| None).unwrap();
+        Registry::lock(&home, None).unwrap()
+    }
+
+    #[test]
+    fn paths_that_are_no_text_make_a_record_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let registry = registry(folder.path(), b"home\xff");
+        let mut host = Identity::own().unwrap();
+        host.exe = OsString::from_vec(b"/bin/\xff".to_vec()).into();
+        registry.write(&host, Vec::new(), "b", "").unwrap();
+        let Some(Content::Ours(record)) = read_record(registry.path()).unwrap() else {
+            panic!("no record: {:?}", fs::read(registry.path()));
+        };
+        assert!(record.names(&host));
+        assert_eq!(record.host_exe, Path::new("/bin/\u{fffd}"));
+        registry.remove_own();
+        assert_eq!(read_record(registry.path()).unwrap(), None);
+    }
 }
