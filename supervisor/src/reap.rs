@@ -171,7 +171,17 @@ impl Claim for ReferenceRecord {
 /// an interpreter alone says nothing.
 fn program(argv: &[String]) -> Option<&str> {
     let (first, rest) = argv.split_first()?;
-    if !is_interpreter(first) {
+    let name = file_name(first);
+    if name == "env" {
+        // Behind its assignments stands a whole command line; its flags may take words.
+        let assignments = rest.iter().take_while(|word| word.contains('='));
+        let command = &rest[assignments.count()..];
+        return program(command).filter(|_| !command[0].starts_with('-'));
+    }
+    if is_one_of(&STARTERS, name) {
+        return None;
+    }
+    if !is_one_of(&INTERPRETERS, name) {
         return Some(first);
     }
     let second = rest.first()?;
@@ -181,14 +191,27 @@ fn program(argv: &[String]) -> Option<&str> {
     (!second.starts_with('-')).then_some(second)
 }
 
-fn is_interpreter(program: &str) -> bool {
-    const NAMES: [&str; 12] = [
-        "python", "pypy", "node", "bun", "deno", "ruby", "perl", "sh", "bash", "dash", "zsh", "env",
-    ];
-    let name = program.rsplit('/').next().unwrap_or_default();
+/// Programs whose first word is what they run.
+const INTERPRETERS: [&str; 19] = [
+    "python", "pythonw", "pypy", "node", "nodejs", "ruby", "perl", "php", "java", "lua", "sh",
+    "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tclsh",
+];
+
+/// Programs that run another one, whose place among their own words is not certain.
+const STARTERS: [&str; 18] = [
+    "uv", "uvx", "npx", "bun", "deno", "busybox", "sudo", "doas", "su", "nice", "ionice", "nohup",
+    "timeout", "setsid", "stdbuf", "xargs", "unshare", "time",
+];
+
+fn file_name(program: &str) -> &str {
+    program.rsplit('/').next().unwrap_or_default()
+}
+
+/// Whether `name` is one of `names`, with or without a version behind it.
+fn is_one_of(names: &[&str], name: &str) -> bool {
     let without_version =
         name.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '.');
-    NAMES.contains(&without_version)
+    names.contains(&without_version)
 }
 
 fn command_line(pid: i32) -> Vec<String> {
@@ -354,7 +377,20 @@ mod tests {
         check("python3 /srv/host.py -v", Some("/srv/host.py"));
         check("python3 -c code tui_gateway.compute_host", None);
         check("python3", None);
-        check("/usr/bin/env python3", Some("python3"));
+        check("/usr/bin/env python3", None);
+        check("/usr/bin/env A=1 B= python3 host.py", Some("host.py"));
+        check("env A=1 /opt/turnhost", Some("/opt/turnhost"));
+        check("env -i /opt/turnhost", None);
+        check("env A=1", None);
+        check("env", None);
+        for interpreter in ["nodejs", "java", "php8.2", "ksh", "fish"] {
+            check(interpreter, None);
+            check(&format!("/bin/{interpreter} host"), Some("host"));
+        }
+        for starter in ["uv", "busybox", "sudo", "nice", "timeout", "bun"] {
+            check(starter, None);
+            check(&format!("{starter} 10 host"), None);
+        }
         check("vim -m tui_gateway.compute_host", Some("vim"));
         assert_eq!(program(&[]), None);
     }
