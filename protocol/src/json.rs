@@ -5,10 +5,20 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
+use serde::Serializer;
 use serde_json::value::RawValue;
+
+/// Serializes a path that may be no UTF-8 as text that a person can read; for `serialize_with`.
+///
+/// # Errors
+/// Those of the serializer.
+pub fn lossy_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
 
 /// Replaces each escaped lone surrogate inside `line` by an escaped U+FFFD: SPEC §2.
 ///

@@ -14,3 +14,4 @@ pub mod look;
 pub mod process;
 pub mod route;
 pub mod rpc;
+pub mod signal;

@@ -70,7 +70,8 @@ pub struct Identity {
     pub kernel_boot_id: String,
     /// The pid namespace that `pid` counts in: device and inode.
     pub pid_namespace: String,
-    /// Its executable file.
+    /// Its executable file, for people: a name that is no UTF-8 is changed when it is written down.
+    #[serde(serialize_with = "crate::json::lossy_path")]
     pub exe: PathBuf,
     /// Device and inode of that file, which a rename does not change.
     pub exe_dev_inode: String,
@@ -226,6 +227,16 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(Identity::of(pid).unwrap(), None);
+    }
+
+    #[test]
+    fn an_identity_with_any_path_can_be_written_down() {
+        use std::os::unix::ffi::OsStringExt;
+        let mut identity = Identity::own().unwrap();
+        identity.exe = std::ffi::OsString::from_vec(b"/a\xff".to_vec()).into();
+        let json = serde_json::to_string(&identity).unwrap();
+        let back: Identity = serde_json::from_str(&json).unwrap();
+        assert_eq!(back.exe, std::path::Path::new("/a\u{fffd}"));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! One host as a process: spawned, signalled, ended, reaped.
 //!
 //! Invariant: a process stays unreaped as long as its [`HostProcess`] is used, so that neither its
-//! pid nor its session's id can be given to another one; signals go through its pidfd.
+//! pid nor its session's id can be given to another one; signals go through its pidfd. Where another
+//! part of the program reaps it all the same, its session is left alone.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -12,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, pidfd_open, pidfd_send_signal,
+    waitid,
 };
 use turnhost_protocol::process::{Identity, Stat};
 
@@ -25,6 +28,15 @@ const PIPE_BYTES: usize = 256 * 1024;
 
 /// The name of our own host, which alone knows its flags.
 const OWN_HOST: &str = "turnhost";
+
+/// The end of a host that another part of this program reaped: nobody knows its status any more.
+const UNKNOWN_EXIT: core::Exit = core::Exit::Code(-1);
+
+/// How long a host that nobody was told of may take to end by SIGKILL, in seconds.
+const DESTROY_SECS: i64 = 1;
+
+/// How often what such a host left is killed: what forks meanwhile is met by the next time.
+const MOST_SWEEPS: usize = 100;
 
 /// How a host is started.
 #[derive(Debug, Clone)]
@@ -196,35 +208,73 @@ impl HostProcess {
         let _ = pidfd_send_signal(&self.pidfd, number(signal));
     }
 
-    /// How it ended; it stays a zombie. `None` while it runs.
+    /// How it ended; it stays a zombie. `None` while it runs. The status is lost where the program
+    /// around this one ignores SIGCHLD or waits for any child.
     pub(crate) fn exit(&self) -> Option<core::Exit> {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let status = waitid(WaitId::PidFd(self.pidfd.as_fd()), options).ok()??;
+        let status = match self.look() {
+            Ok(status) => status?,
+            Err(Errno::CHILD) if self.has_ended() => {
+                tracing::warn!(
+                    "another part of this program reaped the host with pid {}; how it ended is \
+                     unknown, and what it left in its session is not ended",
+                    self.pid
+                );
+                return Some(UNKNOWN_EXIT);
+            }
+            Err(_) => return None,
+        };
         Some(match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => core::Exit::Code(code),
             (None, signal) => core::Exit::Signal(signal.unwrap_or_default()),
         })
     }
 
+    fn look(&self) -> Result<Option<WaitIdStatus>, Errno> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        waitid(WaitId::PidFd(self.pidfd.as_fd()), options)
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut polled = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
+    }
+
+    /// Whether its pid is still its own, and so is the id of its session.
+    fn has_its_pid(&self) -> bool {
+        !matches!(self.look(), Err(Errno::CHILD))
+    }
+
     /// Sends every process in its session but itself a signal; answers how many there are.
     pub(crate) fn signal_session(&self, signal: core::Signal) -> usize {
+        if !self.has_its_pid() {
+            return 0;
+        }
         session::signal_members(self.pid, number(signal))
     }
 
     /// How many processes are in its session beside itself.
     pub(crate) fn count_session(&self) -> usize {
+        if !self.has_its_pid() {
+            return 0;
+        }
         session::members(self.pid).len()
     }
 
-    /// Kills and reaps a host that nobody was told of.
+    /// Kills and reaps a host that nobody was told of, and what it started meanwhile.
     pub(crate) fn destroy(self) {
         self.signal(core::Signal::Kill);
         let wait = Timespec {
-            tv_sec: 10,
+            tv_sec: DESTROY_SECS,
             tv_nsec: 0,
         };
         // Only the kernel itself can hold a killed process for longer; it is reaped at our end.
         let _ = poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&wait));
+        // Its end came first, so nothing is added to its session but by those that are in it.
+        for _ in 0..MOST_SWEEPS {
+            if self.signal_session(core::Signal::Kill) == 0 {
+                break;
+            }
+        }
         self.reap();
     }
 
@@ -257,6 +307,62 @@ pub(crate) fn reap_strangers(but: Option<i32>) {
         {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
             let _ = waitid(WaitId::Pid(pid), options);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+
+    use super::*;
+
+    fn host(script: &str) -> HostProcess {
+        let argv = ["sh", "-c", script].map(OsString::from).to_vec();
+        let environment = std::env::vars_os().collect();
+        HostCommand::new(argv, environment).spawn().unwrap()
+    }
+
+    /// The pid that a host says first.
+    fn said(host: &mut HostProcess) -> i32 {
+        let (_, output) = host.take_pipes().unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(std::fs::File::from(output));
+        output.read_line(&mut line).unwrap();
+        line.trim().parse().unwrap()
+    }
+
+    fn runs(pid: i32) -> bool {
+        matches!(Stat::of(pid), Ok(Some(stat)) if !stat.is_zombie())
+    }
+
+    #[test]
+    fn a_host_that_somebody_else_reaped_has_ended() {
+        let mut host = host("sleep 1000 >/dev/null & echo $!; read line");
+        let left = said(&mut host);
+        assert_eq!(host.exit(), None);
+        assert_eq!(host.count_session(), 1);
+        host.signal(core::Signal::Kill);
+        // As `waitpid(-1)` in another part of the program does it.
+        let pid = Pid::from_raw(host.pid());
+        waitid(WaitId::Pid(pid.unwrap()), WaitIdOptions::EXITED).unwrap();
+        assert_eq!(host.exit(), Some(UNKNOWN_EXIT));
+        // Its pid may be anybody's now.
+        assert_eq!(host.signal_session(core::Signal::Kill), 0);
+        assert_eq!(host.count_session(), 0);
+        assert!(runs(left));
+        rustix::process::kill_process(Pid::from_raw(left).unwrap(), Signal::KILL).unwrap();
+    }
+
+    #[test]
+    fn what_a_destroyed_host_started_ends_with_it() {
+        let mut host = host("sleep 1000 >/dev/null & echo $!; read line");
+        let left = said(&mut host);
+        host.destroy();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while runs(left) {
+            assert!(std::time::Instant::now() < deadline, "{left} still runs");
+            std::thread::yield_now();
         }
     }
 }

@@ -87,6 +87,8 @@ struct Ready {
     host_ended: bool,
     terminated: bool,
     child_ended: bool,
+    /// The host's output was among what was looked at.
+    host_output_polled: bool,
 }
 
 impl<S: Source, K: Sink> Driver<S, K> {
@@ -121,9 +123,8 @@ impl<S: Source, K: Sink> Driver<S, K> {
             let ready = self.poll(deadline.map(|at| at.saturating_sub(now)));
             self.serve(ready);
             if self.end.is_none() && deadline.is_some_and(|at| at <= monotonic_ns()) {
-                let reads = self.reads_host();
                 let look = self.host.as_ref().map(|host| HostLook {
-                    silent: reads && !ready.host_output,
+                    silent: ready.host_output_polled && !ready.host_output,
                     cpu_ticks: host.process.cpu_ticks(),
                 });
                 self.handle(Event::Time(look), &[]);
@@ -165,20 +166,23 @@ impl<S: Source, K: Sink> Driver<S, K> {
         }
     }
 
-    /// Whether the gateway takes enough for the host to be read.
-    fn reads_host(&self) -> bool {
-        self.output_broken || self.output.waiting() < RELAY_BYTES
+    /// Whether the gateway takes enough for the host to be read: `for_gateway` bytes wait for it.
+    fn reads_host(&self, for_gateway: usize) -> bool {
+        self.output_broken || for_gateway < RELAY_BYTES
     }
 
     /// Whether there is room for more of the gateway's frames.
-    fn reads_gateway(&self) -> bool {
+    fn reads_gateway(&self, for_gateway: usize) -> bool {
         let for_host = self.host.as_ref().and_then(|host| host.input.as_ref());
         for_host.is_none_or(|sink| sink.waiting() < KEPT_BYTES)
-            && (self.output_broken || self.output.waiting() < KEPT_BYTES)
+            && (self.output_broken || for_gateway < KEPT_BYTES)
     }
 
     /// Waits for something, at most for `wait`.
     fn poll(&self, wait: Option<Nanos>) -> Ready {
+        // Asked once: another thread may empty the queue at any moment, and what is polled must
+        // not be decided from two answers. Else neither the queue nor the host wakes this thread.
+        let for_gateway = self.output.waiting();
         let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(7);
         let mut add = |fd, flags| {
             polled.push(PollFd::from_borrowed_fd(fd, flags));
@@ -187,7 +191,7 @@ impl<S: Source, K: Sink> Driver<S, K> {
         let open_input = self.input.as_ref().filter(|_| self.end.is_none());
         let input = open_input.map(|input| {
             // Without room only the gateway's end is waited for; then what is left is read after all.
-            let (fd, flags) = if self.reads_gateway() {
+            let (fd, flags) = if self.reads_gateway(for_gateway) {
                 (input.source().fd(), PollFlags::IN)
             } else {
                 input.source().hangup()
@@ -199,7 +203,10 @@ impl<S: Source, K: Sink> Driver<S, K> {
         let mut host_input_broken = None;
         if let Some(host) = self.host.as_ref().filter(|host| !host.ended) {
             host_ended = Some(add(host.process.pidfd(), PollFlags::IN));
-            let output = host.output.as_ref().filter(|_| self.reads_host());
+            let output = host
+                .output
+                .as_ref()
+                .filter(|_| self.reads_host(for_gateway));
             host_output = output.map(|output| add(output.source().fd(), PollFlags::IN));
             if let Some(sink) = &host.input {
                 // Without anything to write it still shows when the host closes its end.
@@ -209,7 +216,7 @@ impl<S: Source, K: Sink> Driver<S, K> {
                 host_input_broken = Some(index).filter(|_| idle);
             }
         }
-        if self.output.waiting() > 0 && !self.output_broken {
+        if for_gateway > 0 && !self.output_broken {
             let (fd, flags) = self.output.wait_for();
             add(fd, flags);
         }
@@ -232,6 +239,7 @@ impl<S: Source, K: Sink> Driver<S, K> {
             host_ended: is_ready(host_ended),
             terminated: is_ready(terminated),
             child_ended: is_ready(child_ended),
+            host_output_polled: host_output.is_some(),
         }
     }
 
@@ -492,5 +500,82 @@ fn clear(fd: Option<&OwnedFd>) {
     if let Some(fd) = fd {
         // What is left shows again at the next poll.
         let _ = rustix::io::read(fd, &mut [0_u8; 64][..]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::os::fd::BorrowedFd;
+    use std::time::Instant;
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use turnhost_protocol::home::Home;
+
+    use super::*;
+    use crate::core::RespawnRules;
+    use crate::transport::{MemorySource, memory_to_poller};
+
+    /// A queue that another thread empties right after it was asked how full it is.
+    struct Emptied {
+        waiting: Cell<usize>,
+        event: OwnedFd,
+    }
+
+    impl Sink for Emptied {
+        fn push(&mut self, _: &[u8]) {}
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn waiting(&self) -> usize {
+            self.waiting.take()
+        }
+
+        fn wait_for(&self) -> (BorrowedFd<'_>, PollFlags) {
+            (self.event.as_fd(), PollFlags::IN)
+        }
+    }
+
+    fn driver<K: Sink>(folder: &std::path::Path, output: K) -> Driver<MemorySource, K> {
+        let home = Home::find(Some(folder.to_owned()), |_| None).unwrap();
+        // The writing end is closed at once, and nobody polls it here.
+        let (_, input) = memory_to_poller(0).unwrap();
+        let parts = Parts {
+            rules: Rules {
+                max_frame_bytes: 1_000,
+                homes: Vec::new(),
+                build_sha: String::new(),
+                heartbeat: 0,
+                respawn: RespawnRules::default(),
+                hello_wait: from_ms(10_000),
+            },
+            command: HostCommand::new(vec!["cat".into()], std::env::vars_os().collect()),
+            registry: Registry::lock(&home, None).unwrap(),
+            input,
+            output,
+            terminated: None,
+            child_ended: None,
+        };
+        Driver::new(parts, Box::new(|_, _| {}))
+    }
+
+    #[test]
+    fn a_queue_that_is_emptied_meanwhile_wakes_the_loop() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = Emptied {
+            waiting: Cell::new(RELAY_BYTES),
+            event: eventfd(1, EventfdFlags::empty()).unwrap(),
+        };
+        let mut driver = driver(folder.path(), output);
+        driver.input = None;
+        driver.spawn().unwrap();
+        let began = Instant::now();
+        let ready = driver.poll(Some(from_ms(20_000)));
+        assert!(began.elapsed() < Duration::from_secs(10), "it slept");
+        assert!(!ready.host_output_polled);
+        driver.act(Action::SignalHost(crate::core::Signal::Kill), &[]);
+        driver.act(Action::Reap, &[]);
     }
 }

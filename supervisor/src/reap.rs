@@ -19,6 +19,9 @@ use turnhost_protocol::process::{Identity, Stat, random_hex32};
 use crate::registry::{Content, Record, ReferenceRecord, Registry, read_record};
 use crate::session;
 
+/// How often the session of a host that is asked to end is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// What became of a registered host: SPEC §9.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -81,7 +84,7 @@ pub struct ReapError {
 /// Both files are gone afterwards. The first entry is the home's own.
 ///
 /// # Errors
-/// A file can be neither read nor removed.
+/// A file cannot be read or removed, or a host does not end even by SIGKILL: its file stays.
 pub fn reap(registry: &Registry) -> Result<Vec<Reaped>, ReapError> {
     let own = reap_file(registry.path())?;
     let reference = reap_file(&registry.home().reference_registry())?;
@@ -108,7 +111,7 @@ fn reap_file(path: &Path) -> Result<Reaped, ReapError> {
         });
     };
     let (outcome, pid) = match &content {
-        Content::Invalid => (Outcome::InvalidRegistry, None),
+        Content::Invalid => (Ok(Outcome::InvalidRegistry), None),
         Content::Ours(record) => (
             reap_process(record.host_pid, &**record),
             Some(record.host_pid),
@@ -117,6 +120,8 @@ fn reap_file(path: &Path) -> Result<Reaped, ReapError> {
             (reap_process(record.host_pid, record), Some(record.host_pid))
         }
     };
+    // The record of a host that lives on stays: nothing else remembers it.
+    let outcome = outcome.map_err(failed("end the host registered in"))?;
     remove(path).map_err(failed("remove"))?;
     Ok(Reaped {
         path: path.to_owned(),
@@ -171,7 +176,17 @@ impl Claim for ReferenceRecord {
 /// an interpreter alone says nothing.
 fn program(argv: &[String]) -> Option<&str> {
     let (first, rest) = argv.split_first()?;
-    if !is_interpreter(first) {
+    let name = file_name(first);
+    if name == "env" {
+        // Behind its assignments stands a whole command line; its flags may take words.
+        let assignments = rest.iter().take_while(|word| word.contains('='));
+        let command = &rest[assignments.count()..];
+        return program(command).filter(|_| !command[0].starts_with('-'));
+    }
+    if is_one_of(&STARTERS, name) {
+        return None;
+    }
+    if !is_one_of(&INTERPRETERS, name) {
         return Some(first);
     }
     let second = rest.first()?;
@@ -181,14 +196,27 @@ fn program(argv: &[String]) -> Option<&str> {
     (!second.starts_with('-')).then_some(second)
 }
 
-fn is_interpreter(program: &str) -> bool {
-    const NAMES: [&str; 12] = [
-        "python", "pypy", "node", "bun", "deno", "ruby", "perl", "sh", "bash", "dash", "zsh", "env",
-    ];
-    let name = program.rsplit('/').next().unwrap_or_default();
+/// Programs whose first word is what they run.
+const INTERPRETERS: [&str; 19] = [
+    "python", "pythonw", "pypy", "node", "nodejs", "ruby", "perl", "php", "java", "lua", "sh",
+    "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tclsh",
+];
+
+/// Programs that run another one, whose place among their own words is not certain.
+const STARTERS: [&str; 18] = [
+    "uv", "uvx", "npx", "bun", "deno", "busybox", "sudo", "doas", "su", "nice", "ionice", "nohup",
+    "timeout", "setsid", "stdbuf", "xargs", "unshare", "time",
+];
+
+fn file_name(program: &str) -> &str {
+    program.rsplit('/').next().unwrap_or_default()
+}
+
+/// Whether `name` is one of `names`, with or without a version behind it.
+fn is_one_of(names: &[&str], name: &str) -> bool {
     let without_version =
         name.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '.');
-    NAMES.contains(&without_version)
+    names.contains(&without_version)
 }
 
 fn command_line(pid: i32) -> Vec<String> {
@@ -214,50 +242,60 @@ fn start_time(pid: i32) -> Option<f64> {
     Some(now.as_secs_f64() - since_boot + stat.start_ticks as f64 / per_second)
 }
 
-fn reap_process(pid: i32, claim: &impl Claim) -> Outcome {
+/// # Errors
+/// The process is shown to be the registered one, and does not end.
+fn reap_process(pid: i32, claim: &impl Claim) -> io::Result<Outcome> {
     // Neither init nor ourselves nor a group can be what was registered.
     let Some(process) = (pid > 1).then(|| Pid::from_raw(pid)).flatten() else {
-        return Outcome::InvalidRegistry;
+        return Ok(Outcome::InvalidRegistry);
     };
     if process == rustix::process::getpid() {
-        return Outcome::PidReuseIgnored;
+        return Ok(Outcome::PidReuseIgnored);
     }
     let pidfd = match pidfd_open(process, PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
-        Err(Errno::SRCH) => return Outcome::NotRunning,
-        Err(_) => return Outcome::PidReuseIgnored,
+        Err(Errno::SRCH) => return Ok(Outcome::NotRunning),
+        Err(_) => return Ok(Outcome::PidReuseIgnored),
     };
     // A descriptor that still shows a live process after the facts were read is of that process.
     let is_it = || claim.is_shown_by(pid) && !has_ended(&pidfd, Duration::ZERO);
     let stat = Stat::of(pid).ok().flatten();
     if stat.is_none_or(Stat::is_zombie) {
-        return Outcome::NotRunning;
+        return Ok(Outcome::NotRunning);
     }
     if !is_it() {
-        return if has_ended(&pidfd, Duration::ZERO) {
+        return Ok(if has_ended(&pidfd, Duration::ZERO) {
             Outcome::NotRunning
         } else {
             Outcome::PidReuseIgnored
-        };
+        });
     }
     let leads_session = stat.is_some_and(|stat| stat.session == pid);
-    let left = if leads_session {
-        Session::of(pid)
-    } else {
-        Session::default()
-    };
+    let mut session = Session::new(leads_session.then_some(pid));
+    session.look(&pidfd);
     // What ends between the check and the signal needs none.
     let _ = pidfd_send_signal(&pidfd, Signal::TERM);
     let _ = pidfd_send_signal(&pidfd, Signal::CONT);
     let mut outcome = Outcome::Terminated;
     let wait = Duration::from_millis(TERMINATE_WAIT_MS);
-    if !has_ended(&pidfd, wait) && is_it() {
-        let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-        outcome = Outcome::Killed;
-        has_ended(&pidfd, wait);
+    if !session.leader_ends(&pidfd, wait) {
+        if !is_it() && !has_ended(&pidfd, Duration::ZERO) {
+            // It became another program meanwhile, and what it is now was never registered.
+            return Ok(Outcome::PidReuseIgnored);
+        }
+        session.look(&pidfd);
+        if pidfd_send_signal(&pidfd, Signal::KILL).is_ok() {
+            outcome = Outcome::Killed;
+        }
+        if !has_ended(&pidfd, wait) {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("the process {pid} lives on after SIGKILL"),
+            ));
+        }
     }
-    left.end();
-    outcome
+    session.end();
+    Ok(outcome)
 }
 
 /// Whether the process of `pidfd` ends within `wait`.
@@ -277,36 +315,109 @@ fn has_ended(pidfd: &OwnedFd, wait: Duration) -> bool {
 }
 
 /// What is in the session of a host beside itself.
-#[derive(Default)]
 struct Session {
-    id: i32,
+    /// `None` where the host leads none.
+    id: Option<i32>,
     /// Processes seen in it. While one of them lives, the id is not given out again.
-    known: Vec<OwnedFd>,
+    known: Vec<(i32, OwnedFd)>,
 }
 
 impl Session {
-    fn of(id: i32) -> Self {
-        let open = |pid| pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
+    fn new(id: Option<i32>) -> Self {
         Self {
             id,
-            known: session::members(id).into_iter().filter_map(open).collect(),
+            known: Vec::new(),
+        }
+    }
+
+    /// Looks for processes that are not known yet, as long as the leader lives.
+    fn look(&mut self, leader: &OwnedFd) {
+        let Some(id) = self.id else { return };
+        let fresh = Self::members(id);
+        if !has_ended(leader, Duration::ZERO) {
+            self.add(fresh);
+        }
+    }
+
+    /// The same by one of those that are known: it keeps the id as the leader does.
+    fn look_again(&mut self) {
+        let Some(id) = self.id else { return };
+        let fresh = Self::members(id);
+        if self.lives() {
+            self.add(fresh);
+        }
+    }
+
+    /// Descriptors of the members; they are what they seem if the id is still taken afterwards.
+    fn members(id: i32) -> Vec<(i32, OwnedFd)> {
+        let open = |pid| {
+            Some((
+                pid,
+                pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?,
+            ))
+        };
+        let opened: Vec<_> = session::members(id).into_iter().filter_map(open).collect();
+        // A pid that was given out again before it was opened is in the list no more.
+        let still = session::members(id);
+        opened
+            .into_iter()
+            .filter(|(pid, _)| still.contains(pid))
+            .collect()
+    }
+
+    fn add(&mut self, fresh: Vec<(i32, OwnedFd)>) {
+        self.known
+            .retain(|(_, pidfd)| !has_ended(pidfd, Duration::ZERO));
+        for (pid, pidfd) in fresh {
+            if self.known.iter().all(|(known, _)| *known != pid) {
+                self.known.push((pid, pidfd));
+            }
+        }
+    }
+
+    fn lives(&self) -> bool {
+        self.known
+            .iter()
+            .any(|(_, pidfd)| !has_ended(pidfd, Duration::ZERO))
+    }
+
+    /// Whether the leader ends within `wait`. What it starts meanwhile is looked for whenever one
+    /// of those that are known ends, and now and then, so that one is always known.
+    fn leader_ends(&mut self, leader: &OwnedFd, wait: Duration) -> bool {
+        let deadline = Instant::now() + wait;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let nap = Timespec::try_from(left.min(LOOK_INTERVAL)).unwrap_or_default();
+            let others = self.known.iter().map(|(_, pidfd)| pidfd);
+            let mut polled: Vec<_> = std::iter::once(leader)
+                .chain(others)
+                .map(|pidfd| PollFd::new(pidfd, PollFlags::IN))
+                .collect();
+            // An interruption is seen as nothing that ended.
+            let _ = poll(&mut polled, Some(&nap));
+            if has_ended(leader, Duration::ZERO) {
+                return true;
+            }
+            if left.is_zero() {
+                return false;
+            }
+            self.look(leader);
         }
     }
 
     /// Ends what is left once the host itself ended.
     fn end(mut self) {
+        let Some(id) = self.id else { return };
         let second = Duration::from_millis(SESSION_WAIT_MS);
         for signal in [Signal::TERM, Signal::KILL] {
             let deadline = Instant::now() + second;
+            // What was started meanwhile is seen only as long as one of the old ones anchors it.
+            self.look_again();
             let mut signalled = false;
-            while self
-                .known
-                .iter()
-                .any(|pidfd| !has_ended(pidfd, Duration::ZERO))
-            {
+            while self.lives() {
                 if !signalled {
-                    session::signal_members(self.id, signal);
-                    session::signal_members(self.id, Signal::CONT);
+                    session::signal_members(id, signal);
+                    session::signal_members(id, Signal::CONT);
                     signalled = true;
                 }
                 let Some(left) = deadline.checked_duration_since(Instant::now()) else {
@@ -315,19 +426,11 @@ impl Session {
                 let alive = self
                     .known
                     .iter()
-                    .find(|pidfd| !has_ended(pidfd, Duration::ZERO));
-                if let Some(alive) = alive {
+                    .find(|(_, pidfd)| !has_ended(pidfd, Duration::ZERO));
+                if let Some((_, alive)) = alive {
                     has_ended(alive, left);
                 }
-            }
-            // What was started meanwhile is seen only as long as one of the old ones anchors it.
-            if self
-                .known
-                .iter()
-                .any(|pidfd| !has_ended(pidfd, Duration::ZERO))
-            {
-                let fresh = Self::of(self.id);
-                self.known.extend(fresh.known);
+                self.look_again();
             }
         }
     }
@@ -354,7 +457,20 @@ mod tests {
         check("python3 /srv/host.py -v", Some("/srv/host.py"));
         check("python3 -c code tui_gateway.compute_host", None);
         check("python3", None);
-        check("/usr/bin/env python3", Some("python3"));
+        check("/usr/bin/env python3", None);
+        check("/usr/bin/env A=1 B= python3 host.py", Some("host.py"));
+        check("env A=1 /opt/turnhost", Some("/opt/turnhost"));
+        check("env -i /opt/turnhost", None);
+        check("env A=1", None);
+        check("env", None);
+        for interpreter in ["nodejs", "java", "php8.2", "ksh", "fish"] {
+            check(interpreter, None);
+            check(&format!("/bin/{interpreter} host"), Some("host"));
+        }
+        for starter in ["uv", "busybox", "sudo", "nice", "timeout", "bun"] {
+            check(starter, None);
+            check(&format!("{starter} 10 host"), None);
+        }
         check("vim -m tui_gateway.compute_host", Some("vim"));
         assert_eq!(program(&[]), None);
     }

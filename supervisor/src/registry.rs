@@ -8,13 +8,18 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use turnhost_protocol::file::{FileError, LockedFile, replace};
+use turnhost_protocol::file::{FileError, LockedFile, read_text, replace};
 use turnhost_protocol::home::{Home, HomeError};
+use turnhost_protocol::json::lossy_path;
 use turnhost_protocol::process::{Identity, random_hex32};
 
 /// Longest record that is read; command lines are the only long thing in it.
 const MAX_RECORD_BYTES: u64 = 4 * 1024 * 1024;
+
+/// Longest text about the holder of a lock that is read.
+const MAX_HOLDER_BYTES: u64 = 4096;
 
 /// What is written down of a running host: SPEC §9.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,6 +29,7 @@ pub struct Record {
     pub host_start_ticks: u64,
     pub kernel_boot_id: String,
     pub pid_namespace: String,
+    #[serde(serialize_with = "lossy_path")]
     pub host_exe: PathBuf,
     pub host_exe_dev_inode: String,
     pub pgid: i32,
@@ -35,6 +41,7 @@ pub struct Record {
     /// Seconds since 1970.
     pub started_at: f64,
     pub argv: Vec<String>,
+    #[serde(serialize_with = "lossy_path")]
     pub home: PathBuf,
 }
 
@@ -61,7 +68,10 @@ pub(crate) struct Holder {
 impl Holder {
     /// Who holds the lock at `path`, or held it last, as the file says.
     pub(crate) fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(path).ok()?).ok()
+        // The lock is never taken on a link.
+        let is_file = fs::symlink_metadata(path).ok()?.is_file();
+        let text = is_file.then(|| read_text(path, MAX_HOLDER_BYTES))?;
+        serde_json::from_str(&text.ok()?).ok()
     }
 }
 
@@ -123,7 +133,7 @@ impl Registry {
             supervisor_start_ticks: own.start_ticks,
             instance_id: random_hex32(),
         };
-        lock.write(&to_json(&holder))?;
+        lock.write(&to_json(&lock_path, &holder)?)?;
         Ok(Self {
             path: path.unwrap_or_else(|| home.registry()),
             home: home.clone(),
@@ -175,7 +185,7 @@ impl Registry {
             argv,
             home: self.home.path().to_owned(),
         };
-        replace(&self.path, &to_json(&record))
+        replace(&self.path, &to_json(&self.path, &record)?)
     }
 
     /// Removes the record if this instance wrote it.
@@ -213,7 +223,7 @@ pub(crate) enum Content {
 /// link, a folder or a fifo is invalid.
 ///
 /// # Errors
-/// Its folder cannot be read.
+/// Its folder or the file cannot be read: what it says is then unknown, and may name a live host.
 pub(crate) fn read_record(path: &Path) -> io::Result<Option<Content>> {
     let facts = match fs::symlink_metadata(path) {
         Ok(facts) => facts,
@@ -230,10 +240,15 @@ pub(crate) fn read_record(path: &Path) -> io::Result<Option<Content>> {
         .custom_flags(flags.bits().cast_signed())
         .open(path)
         .and_then(|file| file.take(MAX_RECORD_BYTES).read_to_end(&mut bytes));
-    Ok(Some(match read {
-        Ok(_) => parse(&bytes),
-        Err(_) => Content::Invalid,
-    }))
+    match read {
+        Ok(_) => Ok(Some(parse(&bytes))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // It was replaced by a link meanwhile.
+        Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+            Ok(Some(Content::Invalid))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn parse(bytes: &[u8]) -> Content {
@@ -250,9 +265,68 @@ fn parse(bytes: &[u8]) -> Content {
     content.unwrap_or(Content::Invalid)
 }
 
-fn to_json(value: &impl Serialize) -> Vec<u8> {
-    // Nothing in these types can fail to serialize.
-    let mut json = serde_json::to_vec_pretty(value).unwrap_or_default();
+/// The text of `value`, which goes to `path`.
+fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, FileError> {
+    let mut json = serde_json::to_vec_pretty(value).map_err(|error| FileError {
+        action: "write",
+        path: path.to_owned(),
+        source: error.into(),
+    })?;
     json.push(b'\n');
-    json
+    Ok(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    fn registry(folder: &Path, name: &[u8]) -> Registry {
+        let path = folder.join(OsString::from_vec(name.to_vec()));
+        let home = Home::find(Some(path), |_| None).unwrap();
+        Registry::lock(&home, None).unwrap()
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_no_invalid_one() {
+        // A regular file whose first page is never mapped: an I/O error.
+        let error = read_record(Path::new("/proc/self/mem")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
+    }
+
+    #[test]
+    fn a_holder_is_read_from_a_plain_file_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let holder = r#"{"supervisor_pid":7,"supervisor_start_ticks":1,"instance_id":"i"}"#;
+        fs::write(&path, holder).unwrap();
+        assert_eq!(Holder::read(&path).unwrap().supervisor_pid, 7);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(Holder::read(&link).is_none());
+        fs::write(&path, " ".repeat(5_000) + holder).unwrap();
+        assert!(Holder::read(&path).is_none());
+        let fifo = folder.path().join("fifo");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(Holder::read(&fifo).is_none());
+    }
+
+    #[test]
+    fn paths_that_are_no_text_make_a_record_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let registry = registry(folder.path(), b"home\xff");
+        let mut host = Identity::own().unwrap();
+        host.exe = OsString::from_vec(b"/bin/\xff".to_vec()).into();
+        registry.write(&host, Vec::new(), "b", "").unwrap();
+        let Some(Content::Ours(record)) = read_record(registry.path()).unwrap() else {
+            panic!("no record: {:?}", fs::read(registry.path()));
+        };
+        assert!(record.names(&host));
+        assert_eq!(record.host_exe, Path::new("/bin/\u{fffd}"));
+        registry.remove_own();
+        assert_eq!(read_record(registry.path()).unwrap(), None);
+    }
 }

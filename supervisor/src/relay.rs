@@ -9,6 +9,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 use turnhost_protocol::config::{Config, ConfigError};
 use turnhost_protocol::home::{Home, HomeError};
+use turnhost_protocol::signal::{is_ignored, unblock};
 
 use crate::child::HostCommand;
 use crate::core::{EndCode, RespawnRules, Rules, from_ms};
@@ -151,7 +152,11 @@ fn heartbeat_secs(flag: Option<f64>, config: &Config) -> f64 {
 /// The home cannot be supervised.
 pub fn run(settings: Settings) -> Result<EndCode, StartError> {
     // Before anything else, so that no signal ends this process without its host.
-    let terminated = signal_pipe(&[SIGTERM, SIGINT, SIGHUP])?;
+    unblock(&[SIGTERM, SIGINT, SIGHUP, SIGCHLD]).map_err(StartError::system("take signals"))?;
+    let mut ends = vec![SIGTERM, SIGINT];
+    // Whoever starts a supervisor with `nohup` means it.
+    ends.extend(Some(SIGHUP).filter(|signal| !is_ignored(*signal)));
+    let terminated = signal_pipe(&ends)?;
     let child_ended = signal_pipe(&[SIGCHLD])?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| StartError::system("become a child subreaper")(error.into()))?;

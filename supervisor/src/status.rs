@@ -15,6 +15,7 @@ use crate::registry::{Content, Holder, Record, read_record};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Status {
     /// The home.
+    #[serde(serialize_with = "turnhost_protocol::json::lossy_path")]
     pub home: PathBuf,
     /// `running`, `orphaned` (a host without its supervisor), `starting` (a supervisor without a
     /// host), or `stopped`.

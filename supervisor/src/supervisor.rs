@@ -3,19 +3,20 @@
 //! [`HostSupervisor`] is a gateway that speaks frames in memory to the same loop that `run` drives.
 //! Four parties: the callers' threads push whole lines and wait with deadlines; `turnhost-loop`
 //! owns the host and is the thread that spawns it; `turnhost-dispatch` tells answers from the rest
-//! and never runs foreign code; `turnhost-callbacks` runs it.
+//! and never runs foreign code; `turnhost-callbacks` runs it. Foreign code may call this value, and
+//! may drop it: answers do not wait for callbacks.
 //!
 //! Invariant: no caller ever waits for a pipe, and no lock is held while foreign code runs.
 //! Invariant: each completion is called exactly once, whatever happens to host and supervisor.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use serde_json::{Map, Value, json};
 use turnhost_protocol::limits;
 use turnhost_protocol::look::{look, text};
@@ -30,8 +31,14 @@ use crate::transport::{
     MemoryReader, MemoryWriter, PushError, memory_from_poller, memory_to_poller,
 };
 
-/// Callbacks that wait for the thread that runs them, before frames wait too.
-const WAITING_CALLBACKS: usize = 1_024;
+/// Bytes of frames that wait for foreign code before further frames wait in their pipe.
+const WAITING_BYTES: usize = 64 << 20;
+
+/// The same while somebody waits for an answer, which may be behind them.
+const WAITING_BYTES_BEFORE_ANSWER: usize = 4 * WAITING_BYTES;
+
+/// What a frame that waits takes beside its bytes.
+const JOB_BYTES: usize = 256;
 
 /// How long the end of a thread is waited for, beyond what it may take by itself.
 const JOIN_WAIT: Duration = Duration::from_secs(20);
@@ -134,11 +141,110 @@ struct Waiters {
 struct Shared {
     waiters: Mutex<Waiters>,
     status: Mutex<Option<SupervisorStatus>>,
+    jobs: Jobs,
 }
 
 enum Job {
     Callback(Callback, HostFrame),
     Sink(HostFrame),
+}
+
+impl Job {
+    fn bytes(&self) -> usize {
+        let (Self::Callback(_, frame) | Self::Sink(frame)) = self;
+        frame.line.len() + JOB_BYTES
+    }
+}
+
+/// Foreign code that waits for its thread.
+#[derive(Default)]
+struct Jobs {
+    state: Mutex<JobsState>,
+    /// There is a job, or no further one comes.
+    some: Condvar,
+    /// There is room, or somebody waits for an answer.
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct JobsState {
+    waiting: VecDeque<Job>,
+    bytes: usize,
+    /// Callers that wait for an answer.
+    callers: usize,
+    ended: bool,
+}
+
+impl JobsState {
+    fn is_full(&self) -> bool {
+        let limit = if self.callers > 0 {
+            WAITING_BYTES_BEFORE_ANSWER
+        } else {
+            WAITING_BYTES
+        };
+        self.bytes >= limit
+    }
+}
+
+impl Jobs {
+    /// Waits for room, but not while a caller waits for an answer: it may be foreign code itself.
+    fn push(&self, job: Job) {
+        let mut state = self.state.lock();
+        while state.is_full() && !state.ended {
+            self.room.wait(&mut state);
+        }
+        state.bytes += job.bytes();
+        state.waiting.push_back(job);
+        drop(state);
+        self.some.notify_one();
+    }
+
+    /// The next one; `None` after the last.
+    fn next(&self) -> Option<Job> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(job) = state.waiting.pop_front() {
+                state.bytes -= job.bytes();
+                drop(state);
+                self.room.notify_one();
+                return Some(job);
+            }
+            if state.ended {
+                return None;
+            }
+            self.some.wait(&mut state);
+        }
+    }
+
+    fn end(&self) {
+        self.state.lock().ended = true;
+        self.some.notify_all();
+        self.room.notify_all();
+    }
+
+    /// Counts a caller as long as the answer lives.
+    fn caller(&self) -> WaitingCaller<'_> {
+        self.state.lock().callers += 1;
+        self.room.notify_one();
+        WaitingCaller(self)
+    }
+}
+
+struct WaitingCaller<'a>(&'a Jobs);
+
+impl Drop for WaitingCaller<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().callers -= 1;
+    }
+}
+
+/// Ends the jobs also when the thread that hands them over panics.
+struct JobsEnd(Arc<Shared>);
+
+impl Drop for JobsEnd {
+    fn drop(&mut self) {
+        self.0.jobs.end();
+    }
 }
 
 /// One supervised host. Dropping it drains the host as the end of its input does.
@@ -180,22 +286,23 @@ impl HostSupervisor {
         let shared = Arc::new(Shared {
             waiters: Mutex::default(),
             status: Mutex::default(),
+            jobs: Jobs::default(),
         });
-        let (jobs, waiting_jobs) = bounded(WAITING_CALLBACKS);
         let (started, first) = bounded(1);
         let (end, ended) = bounded(1);
         let (callbacks_end, callbacks_ended) = bounded::<()>(1);
-        let status = Arc::clone(&shared);
+        let (loop_end, loop_ended) = bounded(1);
+        let (status, callbacks) = (Arc::clone(&shared), Arc::clone(&shared));
         let dispatcher = Dispatcher {
             shared: Arc::clone(&shared),
-            jobs,
             started: Some(started),
+            loop_ended,
         };
         // Each thread ends when the one before it does: the loop at the end of its input, dispatch
-        // at the end of the loop's output, callbacks when dispatch drops its sender.
+        // at the end of the loop's output, callbacks after the last job of dispatch.
         let threads = vec![
             spawn("turnhost-callbacks", move || {
-                run_callbacks(&waiting_jobs, Box::new(sink));
+                run_callbacks(&callbacks.jobs, Box::new(sink));
                 drop(callbacks_end);
             })?,
             spawn("turnhost-dispatch", move || dispatcher.run(&reader))?,
@@ -205,6 +312,7 @@ impl HostSupervisor {
                 };
                 let code = Driver::new(parts, Box::new(on_step)).run();
                 // Nobody may be left to be told.
+                let _ = loop_end.send(());
                 let _ = end.send(code);
             })?,
         ];
@@ -374,6 +482,7 @@ impl HostSupervisor {
         let id = random_hex32();
         frame["request_id"] = id.as_str().into();
         let (sender, answer) = bounded(1);
+        let _caller = self.shared.jobs.caller();
         self.send(&frame, Waiter::Call(sender))
             .map_err(|(error, _)| error)?;
         match answer.recv_timeout(wait) {
@@ -434,14 +543,20 @@ impl Drop for HostSupervisor {
     fn drop(&mut self) {
         self.input.close();
         let own = thread::current().id();
+        if self
+            .threads
+            .iter()
+            .any(|thread| thread.thread().id() == own)
+        {
+            // Foreign code drops it: the threads end after it, and none of them can be waited for
+            // here. The loop's end frees the home and the host; it waits for nobody.
+            let _ = self.ended.recv_timeout(JOIN_WAIT);
+            return;
+        }
         // The loop and dispatch end by themselves within the drain's budget; foreign code may not.
         let callbacks_end = self.callbacks_ended.recv_timeout(JOIN_WAIT);
         let all_end = callbacks_end != Err(RecvTimeoutError::Timeout);
-        for thread in self
-            .threads
-            .drain(..)
-            .filter(|thread| thread.thread().id() != own)
-        {
+        for thread in self.threads.drain(..) {
             if all_end || thread.is_finished() {
                 // Its panic was logged where it happened.
                 let _ = thread.join();
@@ -463,13 +578,15 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
 /// Tells answers from the rest.
 struct Dispatcher {
     shared: Arc<Shared>,
-    jobs: Sender<Job>,
     /// Told of the first host, once.
     started: Option<Sender<Result<(), String>>>,
+    /// Told when the loop has ended, unless it panicked.
+    loop_ended: Receiver<()>,
 }
 
 impl Dispatcher {
     fn run(mut self, reader: &MemoryReader) {
+        let _end = JobsEnd(Arc::clone(&self.shared));
         let mut taken = Vec::new();
         let mut rest: Vec<u8> = Vec::new();
         while reader.take(&mut taken) {
@@ -487,14 +604,21 @@ impl Dispatcher {
             waiters.ended = true;
             std::mem::take(&mut waiters.open)
         };
-        // What was sent after the loop had ended. Dropping a call's sender tells its caller.
+        // What was sent after the loop had ended, unless it fell over what was sent before. Dropping
+        // a call's sender tells its caller.
+        let (message, reason, execution_state) = if self.loop_ended.recv().is_ok() {
+            (SendError::Ended.to_string(), "send_failed", "not_started")
+        } else {
+            let message = "the supervisor failed; whether the turn ran is unknown".to_owned();
+            (message, "crash", "unknown")
+        };
         for (key, waiter) in open {
             if let Waiter::Turn { sid, then } = waiter {
                 let id: Value = serde_json::from_str(&key).unwrap_or_default();
                 let frame = json!({
                     "type": "turn.error", "sid": sid, "request_id": id,
-                    "message": SendError::Ended.to_string(), "reason": "send_failed",
-                    "execution_state": "not_started",
+                    "message": message, "reason": reason,
+                    "execution_state": execution_state,
                 });
                 self.hand_over(Job::Callback(then, frame_of(frame.to_string().as_bytes())));
             }
@@ -548,13 +672,12 @@ impl Dispatcher {
     }
 
     fn hand_over(&self, job: Job) {
-        // The other thread takes jobs until this one ends.
-        let _ = self.jobs.send(job);
+        self.shared.jobs.push(job);
     }
 }
 
-fn run_callbacks(jobs: &Receiver<Job>, mut sink: Sink) {
-    for job in jobs {
+fn run_callbacks(jobs: &Jobs, mut sink: Sink) {
+    while let Some(job) = jobs.next() {
         match job {
             Job::Callback(then, frame) => call(then, frame),
             Job::Sink(frame) => {
@@ -584,4 +707,74 @@ fn frame_of(line: &[u8]) -> HostFrame {
 /// What tells two ids apart, however they are written.
 fn key_of(id: &Value) -> String {
     id.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::Sink as _;
+
+    /// What completes a turn that was sent, once the loop is gone.
+    fn completion(loop_panicked: bool) -> Value {
+        let shared = Arc::new(Shared {
+            waiters: Mutex::default(),
+            status: Mutex::default(),
+            jobs: Jobs::default(),
+        });
+        let (sender, completed) = bounded(1);
+        let turn = Waiter::Turn {
+            sid: "s".to_owned(),
+            then: Box::new(move |frame| sender.send(frame).unwrap()),
+        };
+        let key = key_of(&json!("t"));
+        shared.waiters.lock().open.insert(key, turn);
+        let (loop_end, loop_ended) = bounded(1);
+        let dispatcher = Dispatcher {
+            shared: Arc::clone(&shared),
+            started: None,
+            loop_ended,
+        };
+        let (mut output, reader) = memory_from_poller().unwrap();
+        output.push(b"{\"type\":\"hb\"}\n");
+        output.flush().unwrap();
+        drop(output);
+        if !loop_panicked {
+            loop_end.send(()).unwrap();
+        }
+        drop(loop_end);
+        dispatcher.run(&reader);
+        run_callbacks(&shared.jobs, Box::new(|_| {}));
+        completed.try_recv().unwrap().value()
+    }
+
+    #[test]
+    fn a_turn_that_the_loop_fell_over_may_have_run() {
+        let failed = completion(true);
+        assert_eq!(
+            (&failed["request_id"], &failed["execution_state"]),
+            (&json!("t"), &json!("unknown"))
+        );
+        assert_eq!(completion(false)["execution_state"], "not_started");
+    }
+
+    #[test]
+    fn frames_wait_for_foreign_code_but_not_before_an_answer() {
+        let shared = Arc::new(Jobs::default());
+        let job = || Job::Sink(frame_of(&vec![b'x'; WAITING_BYTES / 2]));
+        shared.push(job());
+        shared.push(job());
+        assert!(shared.state.lock().is_full());
+        let caller = shared.caller();
+        assert!(!shared.state.lock().is_full());
+        shared.push(job());
+        drop(caller);
+        assert!(shared.state.lock().is_full());
+        let jobs = Arc::clone(&shared);
+        let last = thread::spawn(move || jobs.push(job()));
+        assert!(shared.next().is_some() && shared.next().is_some());
+        last.join().unwrap();
+        shared.end();
+        assert!(shared.next().is_some() && shared.next().is_some());
+        assert!(shared.next().is_none());
+    }
 }

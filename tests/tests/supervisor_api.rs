@@ -230,6 +230,41 @@ fn callbacks_and_sinks_that_panic_stop_nothing() {
 }
 
 #[test]
+fn a_sink_may_call_the_supervisor_while_frames_pour_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hand_over, handed_over) = channel::<std::sync::Arc<HostSupervisor>>();
+    let (sender, answers) = channel();
+    let mut handed_over = Some(handed_over);
+    let sink = move |frame: HostFrame| {
+        if frame.kind() == "flood"
+            && let Some(handed_over) = handed_over.take()
+        {
+            let supervisor = handed_over.recv().unwrap();
+            // Far more than fits between the threads is before this answer.
+            std::thread::sleep(Duration::from_millis(500));
+            let answer = supervisor
+                .interrupt("s", WAIT)
+                .map(|ack| ack.kind().to_owned());
+            let began = Instant::now();
+            // The last owner ends it on its own thread.
+            drop(supervisor);
+            sender.send((answer, began.elapsed())).unwrap();
+        }
+    };
+    let supervisor = HostSupervisor::start(settings(&folder, &[]), sink).unwrap();
+    let pid = supervisor.status().unwrap().host_pid.unwrap();
+    let flood = map(json!({"type": "fake", "do": "flood", "count": 20_000,
+        "frame": {"type": "flood", "text": "x".repeat(100)}}));
+    let asked = supervisor.ask(flood, Duration::ZERO);
+    assert!(matches!(asked, Err(CallError::TimedOut(_))));
+    hand_over.send(std::sync::Arc::new(supervisor)).unwrap();
+    let (answer, dropping) = answers.recv_timeout(WAIT + WAIT).unwrap();
+    assert_eq!(answer.as_deref(), Ok("interrupt.ack"));
+    assert!(dropping < Duration::from_secs(15), "{dropping:?}");
+    wait_gone(pid);
+}
+
+#[test]
 fn a_blocked_host_blocks_no_caller() {
     let host = start(&[]);
     host.fake("stop reading");

@@ -20,6 +20,17 @@ fn pid_of(value: &serde_json::Value) -> i32 {
     i32::try_from(value.as_i64().expect("a pid")).expect("a pid")
 }
 
+/// All children of a process, zombies too.
+fn children(parent: i32) -> Vec<i32> {
+    let pids = std::fs::read_dir("/proc").unwrap();
+    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        let stat = turnhost_protocol::process::Stat::of(*pid);
+        matches!(stat, Ok(Some(stat)) if stat.ppid == parent)
+    })
+    .collect()
+}
+
 #[test]
 fn the_end_of_input_drains_the_host() {
     let mut gateway = Gateway::start(Supervision::of_turnhost());
@@ -65,6 +76,28 @@ fn sigterm_is_forwarded_and_waited_for() {
             "the host was told by SIGTERM"
         );
     }
+}
+
+#[test]
+fn signals_that_a_parent_blocked_are_heard() {
+    let script = "exec env --block-signal=TERM --block-signal=CHLD \"$@\"";
+    let mut gateway = Gateway::start(Supervision::of_fake(&[]).through_shell(script));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.pid())).unwrap();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    assert_eq!(blocked.map(str::trim), Some("0000000000000000"));
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.exit(), Exit::Code(0));
+}
+
+#[test]
+fn a_supervisor_behind_nohup_outlives_its_terminal() {
+    let script = "trap '' HUP; exec \"$@\"";
+    let mut gateway = Gateway::start(Supervision::of_fake(&[]).through_shell(script));
+    gateway.signal(Signal::HUP);
+    assert_eq!(gateway.ask(&turn("s", "t", "x"))["type"], "turn.end");
+    // It is still there to be ended in order.
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.exit(), Exit::Code(0));
 }
 
 #[test]
@@ -196,11 +229,23 @@ fn as_init_of_a_container_it_reaps_strangers() {
         "exec unshare {} --pid --fork --mount-proc \"$@\"",
         own_pid.join(" ")
     );
-    let mut gateway = Gateway::start(Supervision::of_fake(&[]).through_shell(&script));
-    for _ in 0..20 {
-        gateway.send(&json!({"type": "fake", "do": "grandchild", "own_session": true}));
+    // Before the host becomes itself it leaves twenty orphans to init, which end a little later.
+    let fake = turnhost_tests::binary::fake_host().to_str().unwrap();
+    let orphans = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; \
+        do (sleep 1 >/dev/null &); done; exec \"$@\"";
+    let how = Supervision::of(["sh", "-c", orphans, "sh", fake]);
+    let mut gateway = Gateway::start(how.through_shell(&script));
+    // Seen from outside, init is the child of `unshare`.
+    let init = children(gateway.pid());
+    assert_eq!(init.len(), 1);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // Zombies are children too; the host alone stays.
+    while children(init[0]).len() > 1 {
+        let left = children(init[0]);
+        assert!(Instant::now() < deadline, "not reaped: {left:?}");
+        std::thread::sleep(Duration::from_millis(20));
     }
-    gateway.wait_kind("fake.child", 20);
+    assert_eq!(gateway.ask(&turn("s", "t", "x"))["type"], "turn.end");
     gateway.close_stdin();
     assert_eq!(gateway.exit(), Exit::Code(0));
 }

@@ -292,6 +292,46 @@ fn a_registered_host_is_terminated_with_its_session() {
 }
 
 #[test]
+fn what_an_orphan_starts_while_it_ends_is_ended_with_it() {
+    let home = Home::new();
+    // At SIGTERM it leaves a deaf process in its session a moment later, and lives on.
+    let script = "trap 'sleep 1; (trap \"\" TERM; exec sleep 1000) & echo $!' TERM; echo 0; \
+        while :; do sleep 0.1; done";
+    let mut child = Command::new("setsid")
+        .args(["sh", "-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+    let process = Process(child);
+    let mut said = || {
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+        line.trim().parse::<i32>().unwrap()
+    };
+    assert_eq!(said(), 0);
+    home.write(
+        "compute-host.json",
+        record_of(&process.identity()).to_string(),
+    );
+    assert_eq!(home.reap(), "killed");
+    assert!(!lives(said()));
+    assert!(!home.record().exists());
+}
+
+#[test]
+fn an_orphan_that_becomes_another_program_is_not_killed() {
+    let home = Home::new();
+    let process = Process::start(&["sh", "-c", "trap 'exec sleep 1000' TERM; echo; read line"]);
+    let identity = process.identity();
+    home.write("compute-host.json", record_of(&identity).to_string());
+    std::thread::sleep(Duration::from_millis(200));
+    // It was asked to end while it was what is registered; it lives, so it is not "terminated".
+    assert_eq!(home.reap(), "pid-reuse-ignored");
+    assert!(lives(process.pid()));
+}
+
+#[test]
 fn a_stopped_host_is_continued_so_that_it_can_end() {
     let home = Home::new();
     let mut process = Process::start(&["sleep", "1000"]);

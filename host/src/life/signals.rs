@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use turnhost_protocol::signal::{is_ignored, unblock};
 
 use super::ending::{Cause, Ending};
 use super::heartbeat::Pulse;
@@ -160,35 +161,6 @@ impl Life {
             ppid,
         });
         true
-    }
-}
-
-/// Lets `signals` through, which a parent may have blocked: a mask is inherited.
-fn unblock(signals: &[i32]) -> io::Result<()> {
-    // SAFETY: the set lives on this stack and is initialised by `sigemptyset` before it is used;
-    // no wrapper in use here offers the mask of a thread.
-    let failed = unsafe {
-        let mut set = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        for signal in signals {
-            libc::sigaddset(&mut set, *signal);
-        }
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut())
-    };
-    if failed == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(failed))
-    }
-}
-
-/// Whether the parent had `signal` ignored.
-fn is_ignored(signal: i32) -> bool {
-    // SAFETY: the call only fills in the old action, which lives on this stack.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(signal, std::ptr::null(), &mut action) == 0
-            && action.sa_sigaction == libc::SIG_IGN
     }
 }
 
