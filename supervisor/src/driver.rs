@@ -22,6 +22,9 @@ use crate::core::{
 use crate::registry::Registry;
 use crate::transport::{FdSink, FdSource, Sink, Source};
 
+/// Reads of the gateway's input before a signal is obeyed: 64 KiB each, more than a pipe holds.
+const MAX_LAST_READS: usize = 64;
+
 /// How long the gateway may take to read what it was told at the end.
 const FLUSH_MS: u64 = 2_000;
 
@@ -145,6 +148,9 @@ impl<S: Source, K: Sink> Driver<S, K> {
     fn serve(&mut self, ready: Ready) {
         if ready.terminated {
             clear(self.terminated.as_ref());
+            // What was written before the signal is owed its answers: where no host runs, the
+            // signal is the end.
+            self.read_gateway_to_its_end();
             self.handle(Event::Terminate, &[]);
         }
         if ready.host_output {
@@ -266,6 +272,24 @@ impl<S: Source, K: Sink> Driver<S, K> {
             }
         }
         self.input = Some(reader);
+    }
+
+    /// Reads what the gateway wrote so far, a bounded amount of it.
+    fn read_gateway_to_its_end(&mut self) {
+        for _ in 0..MAX_LAST_READS {
+            let is_readable = self.input.as_ref().is_some_and(|reader| {
+                let mut polled = [PollFd::from_borrowed_fd(
+                    reader.source().fd(),
+                    PollFlags::IN,
+                )];
+                let now = Timespec::default();
+                matches!(poll(&mut polled, Some(&now)), Ok(ready) if ready > 0)
+            });
+            if !is_readable || !self.reads_gateway(self.output.waiting()) {
+                return;
+            }
+            self.read_gateway();
+        }
     }
 
     /// Reads once from the host, and handles each line that is whole.

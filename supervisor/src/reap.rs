@@ -1,7 +1,8 @@
 //! Ends the host that a dead supervisor left behind, and nothing else.
 //!
 //! Invariant: a process is signalled only through a pidfd whose process was just shown to be the
-//! registered one. Invariant: doubt means no signal.
+//! registered one. Invariant: doubt means no signal. Invariant: the host of a supervisor that lives is
+//! no orphan, whatever copy of its record was found.
 
 use std::fmt;
 use std::fs;
@@ -86,8 +87,8 @@ pub struct ReapError {
 /// # Errors
 /// A file cannot be read or removed, or a host does not end even by SIGKILL: its file stays.
 pub fn reap(registry: &Registry) -> Result<Vec<Reaped>, ReapError> {
-    let own = reap_file(registry.path())?;
-    let reference = reap_file(&registry.home().reference_registry())?;
+    let own = reap_file(registry, registry.path())?;
+    let reference = reap_file(registry, &registry.home().reference_registry())?;
     let has_reference = reference.outcome != Outcome::None;
     Ok([own]
         .into_iter()
@@ -95,7 +96,7 @@ pub fn reap(registry: &Registry) -> Result<Vec<Reaped>, ReapError> {
         .collect())
 }
 
-fn reap_file(path: &Path) -> Result<Reaped, ReapError> {
+fn reap_file(registry: &Registry, path: &Path) -> Result<Reaped, ReapError> {
     let failed = |action| {
         move |source| ReapError {
             action,
@@ -112,6 +113,18 @@ fn reap_file(path: &Path) -> Result<Reaped, ReapError> {
     };
     let (outcome, pid) = match &content {
         Content::Invalid => (Ok(Outcome::InvalidRegistry), None),
+        Content::Ours(record) if record.has_living_supervisor(registry.home().path()) => {
+            let is_copy = path == registry.home().registry();
+            if !is_copy {
+                // A file that two homes were told to share: it stays with whoever wrote it.
+                let why = format!(
+                    "it belongs to supervisor {}, which lives; choose another --registry",
+                    record.supervisor_pid
+                );
+                return Err(failed("take over")(io::Error::other(why)));
+            }
+            (Ok(Outcome::PidReuseIgnored), Some(record.host_pid))
+        }
         Content::Ours(record) => (
             reap_process(record.host_pid, &**record),
             Some(record.host_pid),

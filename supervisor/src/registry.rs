@@ -57,6 +57,25 @@ impl Record {
     }
 }
 
+impl Record {
+    /// Whether the supervisor that wrote the record lives, other than the one of `home` in this
+    /// process: then the host is not orphaned, whoever has a copy of its record.
+    #[must_use]
+    pub fn has_living_supervisor(&self, home: &Path) -> bool {
+        let is_own = u32::try_from(self.supervisor_pid) == Ok(std::process::id());
+        if is_own && self.home == home {
+            return false;
+        }
+        matches!(
+            Identity::of(self.supervisor_pid),
+            Ok(Some(supervisor))
+                if supervisor.start_ticks == self.supervisor_start_ticks
+                    && supervisor.kernel_boot_id == self.kernel_boot_id
+                    && supervisor.pid_namespace == self.pid_namespace
+        )
+    }
+}
+
 /// What the lock file says of its holder.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Holder {

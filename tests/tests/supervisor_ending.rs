@@ -261,3 +261,22 @@ fn a_blocked_gateway_holds_up_nothing_else() {
     gateway.read_on();
     assert_eq!(gateway.exit(), Exit::Code(0));
 }
+
+#[test]
+fn what_was_written_before_a_signal_is_answered_where_no_host_runs() {
+    for _ in 0..10 {
+        let mut gateway = Gateway::start(Supervision::of_fake(&[]).args(["--respawn-max", "0"]));
+        let host = gateway.host_pid(1);
+        kill_process(Pid::from_raw(host).unwrap(), Signal::KILL).unwrap();
+        gateway.wait_kind("host.gave_up", 1);
+        let lines: String = (0..60)
+            .map(|index| format!("{}\n", turn("s", &format!("t{index}"), "x")))
+            .collect();
+        gateway.send_raw(lines.as_bytes());
+        gateway.signal(Signal::TERM);
+        gateway.exit();
+        for index in 0..60 {
+            assert_eq!(gateway.answer(&format!("t{index}"))["type"], "turn.error");
+        }
+    }
+}

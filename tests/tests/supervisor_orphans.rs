@@ -197,6 +197,37 @@ fn a_second_supervisor_and_a_reap_touch_nothing() {
 }
 
 #[test]
+fn the_host_of_a_living_supervisor_is_no_orphan() {
+    let mut first = Gateway::start(Supervision::of_fake(&[]));
+    // A copy of a live home: its record is no claim on the host.
+    let copy = Home::new();
+    std::fs::create_dir_all(copy.path().join("state")).unwrap();
+    let record = std::fs::read(first.home().join("state/compute-host.json")).unwrap();
+    std::fs::write(copy.path().join("state/compute-host.json"), &record).unwrap();
+    let reap = |arguments: &[&std::ffi::OsStr]| {
+        Command::new(binary::supervisor())
+            .arg("reap")
+            .arg("--home")
+            .arg(copy.path())
+            .args(arguments)
+            .output()
+            .unwrap()
+    };
+    let output = reap(&[]);
+    assert_eq!(output.stdout, b"pid-reuse-ignored\n", "{output:?}");
+    // The same file under two homes: it stays with whoever wrote it.
+    let shared = first.home().join("state/compute-host.json");
+    let output = reap(&["--registry".as_ref(), shared.as_os_str()]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !output.status.success() && error.contains("which lives"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&shared).unwrap(), record);
+    assert_eq!(first.ask(&turn("s", "t", "x"))["type"], "turn.end");
+}
+
+#[test]
 fn what_is_no_record_is_removed_and_nobody_is_signalled() {
     let own = Identity::own().unwrap();
     let whole = record_of(&own).to_string();
