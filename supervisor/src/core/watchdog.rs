@@ -13,7 +13,8 @@ use super::Nanos;
 pub struct HostLook {
     /// The supervisor reads, and just found nothing to read.
     pub silent: bool,
-    /// CPU time that the host's process has used so far; `None` where it cannot be read.
+    /// CPU time that the host's process has used so far. `None` counts as work: for a process that
+    /// cannot be read, or one that is runnable and waits for a CPU.
     pub cpu_ticks: Option<u64>,
 }
 
