@@ -200,7 +200,9 @@ impl HostProcess {
 
     /// CPU time that it used so far.
     pub(crate) fn cpu_ticks(&self) -> Option<u64> {
-        Some(Stat::of(self.pid).ok()??.cpu_ticks)
+        let stat = Stat::of(self.pid).ok()??;
+        // One that waits for a processor has not been let show whether it works.
+        (stat.state != 'R').then_some(stat.cpu_ticks)
     }
 
     pub(crate) fn signal(&self, signal: core::Signal) {

@@ -121,6 +121,9 @@ impl<S: Source, K: Sink> Driver<S, K> {
             let now = monotonic_ns();
             let deadline = match self.end {
                 Some((_, flush_until)) => Some(flush_until),
+                // Each life of a host may add to what the gateway has to read: while that is too
+                // much, no new one begins.
+                None if self.holds_respawn() => None,
                 None => self.core.deadline(),
             };
             let ready = self.poll(deadline.map(|at| at.saturating_sub(now)));
@@ -172,9 +175,17 @@ impl<S: Source, K: Sink> Driver<S, K> {
         }
     }
 
+    /// Whether a host that ended has to wait for the gateway before it is started again.
+    fn holds_respawn(&self) -> bool {
+        self.host.is_none()
+            && !self.output_broken
+            && self.output.waiting() >= RELAY_BYTES
+            && !self.core.is_ending()
+    }
+
     /// Whether the gateway takes enough for the host to be read: `for_gateway` bytes wait for it.
     fn reads_host(&self, for_gateway: usize) -> bool {
-        self.output_broken || for_gateway < RELAY_BYTES
+        self.output_broken || for_gateway < RELAY_BYTES || self.core.waits_for_hello()
     }
 
     /// Whether there is room for more of the gateway's frames.

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use turnhost_tests::gateway::{Arrival, lives, wait_gone};
 use turnhost_tests::host::Exit;
-use turnhost_tests::{Gateway, Supervision, turn};
+use turnhost_tests::{Gateway, Supervision, script_turn, turn};
 
 fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("it runs");
@@ -269,4 +269,29 @@ fn a_host_that_closes_a_pipe_but_lives_is_ended() {
         gateway.wait_stderr("closed its input or output");
         gateway.wait_kind("hello", 2);
     }
+}
+
+#[test]
+fn a_gateway_that_does_not_read_costs_no_host_its_hello() {
+    let mut gateway = Gateway::start(Supervision::of_turnhost());
+    let host = gateway.host_pid(1);
+    gateway.stop_reading();
+    let steps = json!([{"deltas": {"count": 3000, "text": "x".repeat(900)}}, {"sleep_ms": 60000}]);
+    for index in 0..8 {
+        gateway.send(&script_turn(
+            &format!("s{index}"),
+            &format!("t{index}"),
+            &steps,
+        ));
+    }
+    signal(host, Signal::KILL);
+    // Longer than a host has for its hello.
+    std::thread::sleep(Duration::from_secs(11));
+    gateway.read_on();
+    assert_ne!(gateway.host_pid(2), host);
+    for index in 0..8 {
+        assert_eq!(gateway.answer(&format!("t{index}"))["type"], "turn.error");
+    }
+    assert_eq!(gateway.frames_of_kind("host.exited").len(), 1);
+    assert!(gateway.frames_of_kind("host.gave_up").is_empty());
 }

@@ -291,19 +291,6 @@ pub enum Output<'a> {
         message: Cow<'a, str>,
         code: ErrorCode,
     },
-    /// Only from a supervisor: the end of a turn that was interrupted before any host had it.
-    #[serde(rename = "turn.end")]
-    TurnEndUnsent {
-        sid: &'a str,
-        request_id: &'a RequestId,
-        session_key: &'a str,
-        /// What the gateway itself named: the turn changed nothing.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        history_version: Option<u64>,
-        interrupted: bool,
-        ended_ns: u64,
-        session_info_emitted: bool,
-    },
     /// Only from a supervisor.
     #[serde(rename = "host.exited")]
     HostExited {

@@ -371,6 +371,18 @@ impl Core {
         all.chain(of_killed).min()
     }
 
+    /// Whether the host still has to say hello: it is read for that, whatever the gateway reads.
+    #[must_use]
+    pub fn waits_for_hello(&self) -> bool {
+        matches!(self.phase, Phase::Starting { .. })
+    }
+
+    /// Whether the end was asked for.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.drain.is_some() || self.gateway_closed
+    }
+
     /// What there is to say of it.
     #[must_use]
     pub fn status(&self) -> CoreStatus {
