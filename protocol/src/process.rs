@@ -45,17 +45,18 @@ pub fn random_hex32() -> String {
         })
 }
 
-/// Memory of this process that is in RAM, in MiB.
+/// Memory of the process `pid` that is in RAM, in MiB.
 ///
 /// # Errors
-/// `/proc` cannot be read, or says something unknown.
-pub fn resident_mib() -> io::Result<f64> {
-    let statm = fs::read_to_string("/proc/self/statm")?;
+/// `/proc` cannot be read, or says something unknown; there is no such process.
+pub fn resident_mib(pid: u32) -> io::Result<f64> {
+    let path = format!("/proc/{pid}/statm");
+    let statm = fs::read_to_string(&path)?;
     let pages: f64 = statm
         .split_ascii_whitespace()
         .nth(1)
         .and_then(|pages| pages.parse().ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/self/statm"))?;
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, path))?;
     Ok(pages * rustix::param::page_size() as f64 / (1024.0 * 1024.0))
 }
 
@@ -248,6 +249,7 @@ mod tests {
 
     #[test]
     fn memory_is_some() {
-        assert!(resident_mib().unwrap() > 0.1);
+        assert!(resident_mib(std::process::id()).unwrap() > 0.1);
+        assert!(resident_mib(0).is_err());
     }
 }

@@ -1,13 +1,12 @@
 //! What `status` shows: read from the home and from `/proc`, without touching either.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 
 use serde::Serialize;
 use turnhost_protocol::home::Home;
-use turnhost_protocol::process::{Identity, Stat};
+use turnhost_protocol::process::{Identity, Stat, resident_mib};
 
 use crate::registry::{Content, Holder, Record, read_record};
 
@@ -17,8 +16,8 @@ pub struct Status {
     /// The home.
     #[serde(serialize_with = "turnhost_protocol::json::lossy_path")]
     pub home: PathBuf,
-    /// `running`, `orphaned` (a host without its supervisor), `starting` (a supervisor without a
-    /// host), or `stopped`.
+    /// `running`, `orphaned` (a host without its supervisor), `hostless` (a supervisor without a
+    /// host: it starts one, waits to, or gave up), or `stopped`.
     pub state: &'static str,
     /// The supervisor that holds the home.
     pub supervisor_pid: Option<i32>,
@@ -64,7 +63,7 @@ impl Status {
             state: match (supervisor_pid, &host) {
                 (Some(_), Some(_)) => "running",
                 (None, Some(_)) => "orphaned",
-                (Some(_), None) => "starting",
+                (Some(_), None) => "hostless",
                 (None, None) => "stopped",
             },
             supervisor_pid,
@@ -87,16 +86,10 @@ impl HostStatus {
             build_sha: record.build_sha,
             started_at: record.started_at,
             uptime_secs: (now - record.started_at).max(0.0),
-            rss_mb: resident_mib(record.host_pid).unwrap_or_default(),
+            rss_mb: resident_mib(record.host_pid.unsigned_abs()).unwrap_or_default(),
             argv: record.argv,
         })
     }
-}
-
-fn resident_mib(pid: i32) -> Option<f64> {
-    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let pages: f64 = statm.split(' ').nth(1)?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as f64 / (1024.0 * 1024.0))
 }
 
 impl Holder {

@@ -9,14 +9,14 @@
 //! Invariant: no caller ever waits for a pipe, and no lock is held while foreign code runs.
 //! Invariant: each completion is called exactly once, whatever happens to host and supervisor.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use turnhost_protocol::limits;
 use turnhost_protocol::look::{look, text};
@@ -25,20 +25,12 @@ use turnhost_protocol::route::{RouteClass, class_of};
 
 use crate::core::{CoreStatus, EndCode, Kind};
 use crate::driver::{Driver, Parts};
+use crate::jobs::{Job, Jobs};
 use crate::late::LateAnswers;
 use crate::relay::{Prepared, Settings, StartError};
 use crate::transport::{
     MemoryReader, MemoryWriter, PushError, memory_from_poller, memory_to_poller,
 };
-
-/// Bytes of frames that wait for foreign code before further frames wait in their pipe.
-const WAITING_BYTES: usize = 64 << 20;
-
-/// The same while somebody waits for an answer, which may be behind them.
-const WAITING_BYTES_BEFORE_ANSWER: usize = 4 * WAITING_BYTES;
-
-/// What a frame that waits takes beside its bytes.
-const JOB_BYTES: usize = 256;
 
 /// How long the end of a thread is waited for, beyond what it may take by itself.
 const JOIN_WAIT: Duration = Duration::from_secs(20);
@@ -121,7 +113,8 @@ pub struct SupervisorStatus {
     pub host_pid: Option<i32>,
 }
 
-type Callback = Box<dyn FnOnce(HostFrame) + Send>;
+/// What a caller wants to be told of once.
+pub(crate) type Callback = Box<dyn FnOnce(HostFrame) + Send>;
 type Sink = Box<dyn FnMut(HostFrame) + Send>;
 
 /// Who waits for an answer.
@@ -142,100 +135,6 @@ struct Shared {
     waiters: Mutex<Waiters>,
     status: Mutex<Option<SupervisorStatus>>,
     jobs: Jobs,
-}
-
-enum Job {
-    Callback(Callback, HostFrame),
-    Sink(HostFrame),
-}
-
-impl Job {
-    fn bytes(&self) -> usize {
-        let (Self::Callback(_, frame) | Self::Sink(frame)) = self;
-        frame.line.len() + JOB_BYTES
-    }
-}
-
-/// Foreign code that waits for its thread.
-#[derive(Default)]
-struct Jobs {
-    state: Mutex<JobsState>,
-    /// There is a job, or no further one comes.
-    some: Condvar,
-    /// There is room, or somebody waits for an answer.
-    room: Condvar,
-}
-
-#[derive(Default)]
-struct JobsState {
-    waiting: VecDeque<Job>,
-    bytes: usize,
-    /// Callers that wait for an answer.
-    callers: usize,
-    ended: bool,
-}
-
-impl JobsState {
-    fn is_full(&self) -> bool {
-        let limit = if self.callers > 0 {
-            WAITING_BYTES_BEFORE_ANSWER
-        } else {
-            WAITING_BYTES
-        };
-        self.bytes >= limit
-    }
-}
-
-impl Jobs {
-    /// Waits for room, but not while a caller waits for an answer: it may be foreign code itself.
-    fn push(&self, job: Job) {
-        let mut state = self.state.lock();
-        while state.is_full() && !state.ended {
-            self.room.wait(&mut state);
-        }
-        state.bytes += job.bytes();
-        state.waiting.push_back(job);
-        drop(state);
-        self.some.notify_one();
-    }
-
-    /// The next one; `None` after the last.
-    fn next(&self) -> Option<Job> {
-        let mut state = self.state.lock();
-        loop {
-            if let Some(job) = state.waiting.pop_front() {
-                state.bytes -= job.bytes();
-                drop(state);
-                self.room.notify_one();
-                return Some(job);
-            }
-            if state.ended {
-                return None;
-            }
-            self.some.wait(&mut state);
-        }
-    }
-
-    fn end(&self) {
-        self.state.lock().ended = true;
-        self.some.notify_all();
-        self.room.notify_all();
-    }
-
-    /// Counts a caller as long as the answer lives.
-    fn caller(&self) -> WaitingCaller<'_> {
-        self.state.lock().callers += 1;
-        self.room.notify_one();
-        WaitingCaller(self)
-    }
-}
-
-struct WaitingCaller<'a>(&'a Jobs);
-
-impl Drop for WaitingCaller<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().callers -= 1;
-    }
 }
 
 /// Ends the jobs also when the thread that hands them over panics.
@@ -696,7 +595,7 @@ fn call(then: Callback, frame: HostFrame) {
     }
 }
 
-fn frame_of(line: &[u8]) -> HostFrame {
+pub(crate) fn frame_of(line: &[u8]) -> HostFrame {
     let kind = look(line).kind.and_then(text);
     HostFrame {
         kind: kind.unwrap_or_default().into_owned(),
@@ -755,26 +654,5 @@ mod tests {
             (&json!("t"), &json!("unknown"))
         );
         assert_eq!(completion(false)["execution_state"], "not_started");
-    }
-
-    #[test]
-    fn frames_wait_for_foreign_code_but_not_before_an_answer() {
-        let shared = Arc::new(Jobs::default());
-        let job = || Job::Sink(frame_of(&vec![b'x'; WAITING_BYTES / 2]));
-        shared.push(job());
-        shared.push(job());
-        assert!(shared.state.lock().is_full());
-        let caller = shared.caller();
-        assert!(!shared.state.lock().is_full());
-        shared.push(job());
-        drop(caller);
-        assert!(shared.state.lock().is_full());
-        let jobs = Arc::clone(&shared);
-        let last = thread::spawn(move || jobs.push(job()));
-        assert!(shared.next().is_some() && shared.next().is_some());
-        last.join().unwrap();
-        shared.end();
-        assert!(shared.next().is_some() && shared.next().is_some());
-        assert!(shared.next().is_none());
     }
 }

@@ -614,6 +614,15 @@ fn status_shows_who_uses_the_home() {
     gateway.close_stdin();
     gateway.exit();
     assert_eq!(status(gateway.home())["state"], "stopped");
+    // One that gave up starts nothing any more.
+    let how = Supervision::of_fake(&[]).args(["--respawn-max", "0"]);
+    let mut gateway = Gateway::start(how);
+    gateway.fake("exit");
+    gateway.wait_kind("host.gave_up", 1);
+    wait_gone(gateway.host_pid(1));
+    let given_up = status(gateway.home());
+    assert_eq!(given_up["state"], "hostless");
+    assert_eq!(given_up["host"], Value::Null);
 }
 
 #[test]

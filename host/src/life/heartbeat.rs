@@ -30,7 +30,7 @@ impl Pulse {
             sessions: self.sessions.live_count(),
             progress_counter: self.sessions.finished_turns(),
             // Without /proc there is no number to give.
-            rss_mb: process::resident_mib().unwrap_or_default(),
+            rss_mb: process::resident_mib(std::process::id()).unwrap_or_default(),
         }));
     }
 }
