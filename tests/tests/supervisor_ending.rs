@@ -251,18 +251,6 @@ fn as_init_of_a_container_it_reaps_strangers() {
 }
 
 #[test]
-fn a_blocked_gateway_holds_up_nothing_else() {
-    let mut gateway = Gateway::start(Supervision::of_fake(&[]));
-    gateway.stop_reading();
-    gateway.send(&json!({"type": "fake", "do": "flood", "count": 100_000, "frame": {"type": "x", "y": "z".repeat(80)}}));
-    gateway.signal(Signal::TERM);
-    // It ends although nobody takes what it still has to say.
-    assert!(turnhost_tests::gateway::ends(gateway.pid()));
-    gateway.read_on();
-    assert_eq!(gateway.exit(), Exit::Code(0));
-}
-
-#[test]
 fn what_was_written_before_a_signal_is_answered_where_no_host_runs() {
     for _ in 0..10 {
         let mut gateway = Gateway::start(Supervision::of_fake(&[]).args(["--respawn-max", "0"]));
