@@ -159,7 +159,8 @@ impl<S: Source, K: Sink> Driver<S, K> {
         if ready.host_output {
             self.read_host();
         }
-        if ready.input {
+        // After a signal what was found ready is read already; a further read would wait.
+        if ready.input && !ready.terminated {
             self.read_gateway();
         }
         if ready.host_ended {

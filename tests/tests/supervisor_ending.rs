@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use turnhost_protocol::process::Stat;
 use turnhost_tests::gateway::{lives, wait_gone};
 use turnhost_tests::host::Exit;
 use turnhost_tests::{Gateway, Supervision, script_turn, turn};
@@ -25,7 +26,7 @@ fn children(parent: i32) -> Vec<i32> {
     let pids = std::fs::read_dir("/proc").unwrap();
     let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| {
-        let stat = turnhost_protocol::process::Stat::of(*pid);
+        let stat = Stat::of(*pid);
         matches!(stat, Ok(Some(stat)) if stat.ppid == parent)
     })
     .collect()
@@ -198,10 +199,7 @@ fn orphans_of_the_host_are_reaped() {
     let orphan = pid_of(&gateway.wait_kind("fake.child", 1)["pid"]);
     gateway.fake("exit");
     gateway.wait_kind("hello", 2);
-    let parent = turnhost_protocol::process::Stat::of(orphan)
-        .unwrap()
-        .unwrap()
-        .ppid;
+    let parent = Stat::of(orphan).unwrap().unwrap().ppid;
     assert_eq!(parent, gateway.pid(), "the supervisor is its subreaper");
     kill_process(Pid::from_raw(orphan).unwrap(), Signal::KILL).unwrap();
     wait_gone(orphan);
@@ -248,6 +246,37 @@ fn as_init_of_a_container_it_reaps_strangers() {
     assert_eq!(gateway.ask(&turn("s", "t", "x"))["type"], "turn.end");
     gateway.close_stdin();
     assert_eq!(gateway.exit(), Exit::Code(0));
+}
+
+#[test]
+fn a_blocked_gateway_holds_up_nothing_else() {
+    let mut gateway = Gateway::start(Supervision::of_fake(&[]));
+    gateway.stop_reading();
+    gateway.send(&json!({"type": "fake", "do": "flood", "count": 100_000, "frame": {"type": "x", "y": "z".repeat(80)}}));
+    gateway.signal(Signal::TERM);
+    // It ends although nobody takes what it still has to say.
+    assert!(turnhost_tests::gateway::ends(gateway.pid()));
+    gateway.read_on();
+    assert_eq!(gateway.exit(), Exit::Code(0));
+}
+
+#[test]
+fn a_signal_beside_waiting_input_ends_it() {
+    let mut gateway = Gateway::start(Supervision::of_fake(&[]));
+    // Stopped meanwhile, it finds the frame and the signal at once.
+    gateway.signal(Signal::STOP);
+    let is_stopped = |pid| Stat::of(pid).unwrap().is_some_and(|stat| stat.state == 'T');
+    while !is_stopped(gateway.pid()) {
+        std::thread::yield_now();
+    }
+    gateway.send(&turn("s", "t", "x"));
+    gateway.signal(Signal::TERM);
+    gateway.signal(Signal::CONT);
+    assert_eq!(gateway.exit(), Exit::Code(0));
+    assert!(matches!(
+        gateway.answer("t")["type"].as_str(),
+        Some("turn.end" | "turn.error")
+    ));
 }
 
 #[test]
